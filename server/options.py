@@ -1,0 +1,56 @@
+"""What `leftfold serve` can be told: plain data that the command line fills and both processes read."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions:
+    """Options of one server. None means: the engine decides (from the model, the device and free memory).
+
+    `model`: `smollm2`, a local folder, a `.gguf` file or a hub id. `log_dir`: the log itself; None is
+    `logs/<model>`. `max_num_seqs`, `max_num_batched_tokens`, `max_chunk_tokens`, `max_model_len`, `kv_tokens`,
+    `page_size` in sequences or tokens; `kv_memory` in bytes; `threads` of the executor. `durability`: "strict",
+    "async" or "off". `shutdown_timeout` in seconds. `max_body_bytes`: largest request body.
+    `max_queued_requests`: None is no limit. `max_n`: most choices of one request.
+    """
+
+    model: str = "smollm2"
+    host: str = "127.0.0.1"
+    port: int = 8000
+    log_dir: str | None = None
+    api_key: str | None = None
+    served_model_name: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_chunk_tokens: int | None = None
+    max_model_len: int | None = None
+    max_queued_requests: int | None = None
+    kv_tokens: int | None = None
+    kv_memory: int | None = None
+    page_size: int | None = None
+    policy: str = "fcfs"
+    pipeline_depth: int = 0
+    prefix_cache: bool = True
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    kernels: str | None = None
+    durability: str = "async"
+    shutdown_timeout: float = 4.0
+    max_body_bytes: int = 16 * 1024 * 1024
+    max_n: int = 128
+    disable_access_log: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """The options as JSON-able data, for the engine process."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ServeOptions:
+        """The options from `to_dict`; unknown keys raise TypeError."""
+        return cls(**data)
