@@ -1,0 +1,32 @@
+"""The digest chained over hydrated plans: what an executor attests to in its `ForwardDone`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import blake2b
+
+import numpy as np
+import orjson
+
+from leftfold.events.codec import params_json, plan_json
+from leftfold.events.plan import ExecutionPlan, Joined, Plan, TokenArray
+
+START = "0" * 32
+
+
+def digest_of(
+    previous: str, plan: Plan, ended: Sequence[int], joined: Sequence[Joined], chunk_tokens: Sequence[TokenArray]
+) -> str:
+    """BLAKE2b-128 over the previous digest, the logged delta and everything hydrated into it; 32 hex digits."""
+    parts = [previous.encode(), plan_json(plan)]
+    if ended:
+        parts.append(orjson.dumps(list(ended)))
+    for row in joined:
+        parts += (b"%d," % row.prompt_len, params_json(row.params), np.ascontiguousarray(row.tokens, "<i4").tobytes())
+    parts += [np.ascontiguousarray(tokens, "<i4").tobytes() for tokens in chunk_tokens]
+    return blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def chain_digest(previous: str, plan: ExecutionPlan) -> str:
+    """What `plan.digest` must be, given the digest of the plan before it (`START` after a `Started`)."""
+    return digest_of(previous, plan.plan, plan.ended, plan.joined, plan.chunk_tokens)
