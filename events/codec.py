@@ -35,7 +35,7 @@ def _layout(cls: type) -> tuple[tuple[str, Any], ...]:
     )
 
 
-OPERATIONS: tuple[type[Operation], ...] = Operation.__args__  # type: ignore[attr-defined]
+OPERATIONS: tuple[type[Operation], ...] = Operation.__args__
 TAGS: Mapping[type, str] = {cls: _tag(cls) for cls in (*types.EVENTS, *OPERATIONS)}
 _EVENT_TYPES: Mapping[str, type[Event]] = {TAGS[cls]: cls for cls in types.EVENTS}
 _OPERATION_TYPES: Mapping[str, type[Operation]] = {TAGS[cls]: cls for cls in OPERATIONS}

@@ -285,4 +285,4 @@ Event = (
     | Adapter | Call
 )  # fmt: skip
 
-EVENTS: tuple[type[Event], ...] = Event.__args__  # type: ignore[attr-defined]
+EVENTS: tuple[type[Event], ...] = Event.__args__

@@ -1,0 +1,58 @@
+# make setup · serve [MODEL=…] [PORT=…] · test (lint, types, contracts, pytest) · clean
+#
+# Everything is installed into .venv under constraints.txt. Where pip finds a CPU build of the pinned torch it is
+# taken; otherwise the default build comes. PIP_INDEX_URL and friends are honoured as usual.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+MODEL ?=
+HOST ?= 127.0.0.1
+PORT ?= 8000
+ARGS ?=
+PYTEST_ARGS ?=
+
+ROOMS := events fsm kernels executor replay server leftfold tests
+
+NEED_PYTHON := import sys; \
+	v = sys.version_info; \
+	v < (3, 11) and sys.exit(f"leftfold needs Python 3.11 or newer; {sys.executable} is {v.major}.{v.minor}. " \
+	"Say which one to use: make PYTHON=/path/to/python3.11")
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test lint types contracts pytest clean
+
+help:
+	@sed -n '1s/^# //p' $(firstword $(MAKEFILE_LIST))
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -c '$(NEED_PYTHON)'; else \
+		command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) found: install Python 3.11 or newer" >&2; exit 2; }; \
+		$(PYTHON) -c '$(NEED_PYTHON)' && $(PYTHON) -m venv $(VENV); fi
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,test]'
+	@touch $@
+
+serve: setup
+	$(BIN)/leftfold serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
+
+test: lint types contracts pytest
+
+lint: setup
+	$(BIN)/ruff check $(ROOMS)
+
+types: setup
+	$(BIN)/mypy
+
+contracts: setup
+	$(BIN)/lint-imports
+
+pytest: setup
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+clean:
+	rm -rf build dist leftfold.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	find $(ROOMS) docs -type d -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,31 @@
+"""What replays, simulates and fuzzes starts without torch, and importing a room has no side effects to wait for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "transformers", "triton", "fastapi", "uvicorn", "zmq", "openai", "tokenizers", "safetensors", "gguf")
+LIGHT = ["leftfold", "leftfold.events", "leftfold.fsm", "leftfold.replay"]
+if (Path(__file__).resolve().parents[2] / "leftfold" / "cli.py").exists():
+    LIGHT.append("leftfold.cli")
+
+
+def heavy_modules_after(statement: str) -> list[str]:
+    """Which of `HEAVY` a fresh interpreter holds after `statement`."""
+    script = f"{statement}\nimport sys\nprint(*sorted(set({HEAVY!r}) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("module", LIGHT)
+def test_importing_it_loads_no_heavy_package(module: str) -> None:
+    assert heavy_modules_after(f"import {module}") == []
+
+
+def test_the_check_sees_a_heavy_package() -> None:
+    assert "uvicorn" in heavy_modules_after("import uvicorn")
