@@ -2,6 +2,19 @@
 
 from leftfold.events.codec import CodecError, decode, encode, same
 from leftfold.events.digest import chain_digest, digest_of
+from leftfold.events.errors import (
+    LogBroken,
+    LogClosed,
+    LogDamaged,
+    LogError,
+    LogLocked,
+    LogNotFound,
+    LogSchemaUnknown,
+    LogUnreadable,
+    TimeReversed,
+    TornTail,
+)
+from leftfold.events.log import EventLog, LogReader, Record, read_lines
 from leftfold.events.plan import (
     Cancel,
     Chunk,
@@ -22,6 +35,7 @@ from leftfold.events.plan import (
     RowSource,
     Send,
 )
+from leftfold.events.stores import compress_closed
 from leftfold.events.types import (
     EVENTS,
     Abort,
@@ -64,6 +78,7 @@ __all__ = [
     "Copy",
     "End",
     "Event",
+    "EventLog",
     "Evict",
     "ExecutionPlan",
     "ExecutorLost",
@@ -72,6 +87,15 @@ __all__ = [
     "Grow",
     "Join",
     "Joined",
+    "LogBroken",
+    "LogClosed",
+    "LogDamaged",
+    "LogError",
+    "LogLocked",
+    "LogNotFound",
+    "LogReader",
+    "LogSchemaUnknown",
+    "LogUnreadable",
     "Move",
     "Operation",
     "Pause",
@@ -80,6 +104,7 @@ __all__ = [
     "Prepared",
     "Receive",
     "Reconfigure",
+    "Record",
     "Resume",
     "Row",
     "RowSource",
@@ -90,12 +115,16 @@ __all__ = [
     "Sleep",
     "Started",
     "Tick",
+    "TimeReversed",
+    "TornTail",
     "TransferDone",
     "UpdateWeights",
     "Wake",
     "chain_digest",
+    "compress_closed",
     "decode",
     "digest_of",
     "encode",
+    "read_lines",
     "same",
 ]

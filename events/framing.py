@@ -1,0 +1,77 @@
+"""How a record becomes a line of a log, and how a line is checked against the record before it.
+
+A line is `{"crc":"9ae0daaf",` + the rest of the record + a newline. The checksum is the CRC-32C of that rest, seeded
+with the checksum of the line before, so that every line vouches for all lines before it.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import orjson
+from google_crc32c import extend
+
+from leftfold.events.errors import LogDamaged, LogSchemaUnknown
+
+SCHEMA = 1
+PREFIX = b'{"crc":"%08x",'
+REST = 18  # where the rest of a line begins
+_HEADER_FIELDS = ("type", "schema", "first_seq", "prev")
+
+
+def frame(body: bytes, previous: int) -> tuple[bytes, int]:
+    """The line of one JSON object and its checksum, given the checksum of the line before."""
+    rest = body[1:]
+    crc = extend(previous, rest)
+    return b"%b%b\n" % (PREFIX % crc, rest), crc
+
+
+def header(first_seq: int, previous: int) -> tuple[bytes, int]:
+    """The line that opens a segment, and its checksum."""
+    body = b'{"type":"segment","schema":%d,"first_seq":%d,"prev":"%08x"}' % (SCHEMA, first_seq, previous)
+    return frame(body, previous)
+
+
+def check_header(line: bytes, first_seq: int, previous: int, segment: str) -> int:
+    """The checksum of a segment's first line. Raises `LogDamaged` or `LogSchemaUnknown`."""
+    expected, crc = header(first_seq, previous)
+    if line == expected:
+        return crc
+    found = _parse(line)
+    if tuple(found)[1:] != _HEADER_FIELDS or not re.fullmatch("[0-9a-f]{8}", str(found["prev"])):
+        raise LogDamaged(segment, 1, 0, "a segment must open with its header record")
+    own = extend(int(found["prev"], 16), line[REST:-1])
+    if line[:REST] != PREFIX % own:
+        raise LogDamaged(segment, 1, 0, f"the header's checksum is {found['crc']}, its content has {own:08x}")
+    if found["schema"] != SCHEMA:
+        raise LogSchemaUnknown(f"{segment} has schema {found['schema']}; this version reads schema {SCHEMA}")
+    raise LogDamaged(
+        segment, 1, 0,
+        f"the segment continues record {found['first_seq'] - 1} with checksum {found['prev']}, but record "
+        f"{first_seq - 1} with checksum {previous:08x} stands before it: records are missing or were exchanged",
+    )  # fmt: skip
+
+
+def damage(line: bytes, seq: int, previous: int, segment: str, number: int, offset: int) -> LogDamaged:
+    """What is wrong with a whole line that does not follow from the one before it."""
+    crc = extend(previous, line[REST:-1])
+    if line[:REST] == PREFIX % crc:
+        reason = f"record {seq} must stand here, found seq {_parse(line).get('seq')!r}"
+    elif not _parse(line):
+        reason = f"not a record: {line[:40]!r}"
+    else:
+        reason = (
+            f"checksum {line[8:16].decode(errors='replace')}, but {crc:08x} follows from the content and the record "
+            f"before: record {seq} was changed, or a record before it is missing or out of place"
+        )
+    return LogDamaged(segment, number, offset, reason)
+
+
+def _parse(line: bytes) -> dict[str, Any]:
+    """The record of a line, or nothing when it is not one."""
+    try:
+        record = orjson.loads(line)
+    except ValueError:
+        return {}
+    return record if isinstance(record, dict) and next(iter(record), None) == "crc" else {}

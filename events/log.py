@@ -1,0 +1,317 @@
+"""The durable log of events: append to it, read it back, in memory or in a directory (see docs/log-format.md)."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from threading import Lock
+from types import TracebackType
+from typing import NamedTuple, Self
+
+import orjson
+from google_crc32c import extend
+
+from leftfold.events.codec import CodecError, decode, encode
+from leftfold.events.errors import LogBroken, LogClosed, LogError, LogUnreadable, TimeReversed, TornTail
+from leftfold.events.framing import REST, header
+from leftfold.events.stores import DirectoryStore, MemoryStore, Store, existing
+from leftfold.events.types import Event
+from leftfold.events.walk import Dropped, Readable, Tail, scan, walk
+
+SEGMENT_BYTES = 64 << 20
+FLUSH_BYTES = 1 << 18  # an append writes the records before it out once so much waits
+STALL_BYTES = 1 << 24  # … and waits for a writer that is busy once so much waits
+
+
+class Record(NamedTuple):
+    """One event and its sequence number (from 1, without gaps)."""
+
+    seq: int
+    event: Event
+
+
+def _record(line: bytes, seq: int) -> Record:
+    try:
+        return Record(seq, decode(orjson.loads(line)))
+    except (CodecError, orjson.JSONDecodeError) as error:
+        raise LogUnreadable(f"record {seq}: {error}") from error
+
+
+def _warn(dropped: Dropped, what: str) -> None:
+    place = f"{dropped.segment}, line {dropped.line}, byte {dropped.offset}"
+    warnings.warn(f"{place}: a torn record of {dropped.size} bytes {what}", TornTail, stacklevel=3)
+
+
+class LogReader:
+    """A log that is only read. Iterating yields `Record`s and raises a `LogError` at the first that is wrong.
+
+    `dropped`: the torn tail that was left out, known once the end was reached (a `TornTail` warning says so, too).
+    """
+
+    def __init__(self, store: Readable) -> None:
+        self._store = store
+        self._tail: Tail | None = None
+        self.dropped: Dropped | None = None
+
+    def _end(self, tail: Tail) -> None:
+        if tail.dropped is not None and self.dropped is None:
+            self.dropped = tail.dropped
+            _warn(tail.dropped, "at the end of the log was left out")
+        self._tail = tail
+
+    def _known(self) -> Tail:
+        if self._tail is None:
+            self._end(scan(self._store))
+        assert self._tail is not None
+        return self._tail
+
+    def __iter__(self) -> Iterator[Record]:
+        tail = Tail()
+        for seq, line in enumerate(walk(self._store, tail), 1):
+            yield _record(line, seq)
+        self._end(tail)
+
+    def lines(self) -> Iterator[bytes]:
+        """The records as checked JSON objects, `crc` left out, in order; record `seq` is the `seq`-th."""
+        tail = Tail()
+        for line in walk(self._store, tail):
+            yield b"{" + line[REST:-1]
+        self._end(tail)
+
+    def __len__(self) -> int:
+        return self._known().next_seq - 1
+
+    def __bool__(self) -> bool:
+        return True  # a log is not "false" for being empty
+
+    @property
+    def next_seq(self) -> int:
+        """The sequence number that the next record would have."""
+        return self._known().next_seq
+
+    @property
+    def last_t(self) -> int:
+        """`t` of the last record in µs, 0 when there is none."""
+        return self._known().last_t
+
+
+class EventLog:
+    """A log that is appended to by one thread; `flush` and `sync` may come from another.
+
+    Sequence numbers start at 1 and have no gaps. `append` only queues the record: it is with the operating system
+    after `flush` and durable after `sync`. A write that fails (a full disk) raises `OSError` and loses nothing: what
+    could not be written stays queued, in order, and the next `flush` goes on where the disk stopped. `append` may
+    raise it as well, and has then not taken its event.
+    """
+
+    dropped: Dropped | None
+
+    def __init__(
+        self, directory: str | os.PathLike[str] | None = None, *, segment_bytes: int = SEGMENT_BYTES,
+        store: Store | None = None,
+    ) -> None:  # fmt: skip
+        """Open the log in `directory` for appending (see `open`), or the one in `store`."""
+        if (directory is None) == (store is None):
+            raise TypeError("give a directory or a store")
+        if segment_bytes < 1:
+            raise ValueError(f"segment_bytes is {segment_bytes}, must be positive")
+        self._store: Store = store if store is not None else DirectoryStore(directory or "")
+        self._segment_bytes = segment_bytes
+        self._io = Lock()
+        self._queue: deque[bytes | int] = deque()  # lines; a number starts that segment
+        self._half = memoryview(b"")  # the rest of a write that was cut short
+        self._broken: OSError | None = None
+        self._closed = False
+        self._taken = self._written = 0  # bytes, so that the difference waits
+        try:
+            self._resume()
+        except BaseException:
+            self._store.close()
+            raise
+
+    @classmethod
+    def memory(cls, *, segment_bytes: int = SEGMENT_BYTES) -> Self:
+        """A log that lives and dies with this object."""
+        return cls(store=MemoryStore(), segment_bytes=segment_bytes)
+
+    @classmethod
+    def open(cls, directory: str | os.PathLike[str], *, segment_bytes: int = SEGMENT_BYTES) -> Self:
+        """A directory's log, for appending; made when it is not there.
+
+        Every record is checked. A torn tail is cut off, with a `TornTail` warning and as `dropped`. Raises
+        `LogLocked`, `LogDamaged`, `LogSchemaUnknown`, `OSError`.
+        """
+        return cls(directory, segment_bytes=segment_bytes)
+
+    @staticmethod
+    def read(directory: str | os.PathLike[str]) -> LogReader:
+        """A directory's log, for reading; needs no lock and changes nothing. Raises `LogNotFound`."""
+        return LogReader(existing(directory))
+
+    def _resume(self) -> None:
+        tail = scan(self._store)
+        self.dropped = tail.dropped
+        if tail.dropped is not None:
+            self._store.truncate(tail.name, tail.size)
+            _warn(tail.dropped, "at the end of the log was cut off")
+        self._crc, self._next_seq, self._last_t = tail.crc, tail.next_seq, tail.last_t
+        self._segment, self._size = tail.segment, tail.size
+        if tail.segment and not tail.size:
+            self._segment -= 1  # its header was torn and is written again
+        if tail.size and not tail.name.endswith(".zst"):
+            self._queue.append(self._segment)
+        else:
+            self._size = self._segment_bytes  # full: the first append opens a segment
+
+    # Appending
+
+    def append(self, event: Event) -> int:
+        """Queue an event and give its sequence number. Raises `TimeReversed`, `LogClosed`, `LogBroken`, `OSError`."""
+        t = event.t
+        if t < self._last_t or self._closed or self._broken:
+            self._refuse(event)
+        if self._taken - self._written > FLUSH_BYTES:
+            self._relieve()
+        seq = self._next_seq
+        rest = encode(event, seq)[1:]
+        size = len(rest) + 19  # the prefix and the newline
+        if self._size + size > self._segment_bytes:
+            self._rotate(seq)
+        crc = extend(self._crc, rest)
+        self._queue.append(b'{"crc":"%08x",%b\n' % (crc, rest))
+        self._crc = crc
+        self._size += size
+        self._taken += size
+        self._last_t = t
+        self._next_seq = seq + 1
+        return seq
+
+    def _refuse(self, event: Event) -> None:
+        self._check_open()
+        kind = type(event).__name__
+        raise TimeReversed(f"{kind} has t {event.t}, but the event logged before it has {self._last_t}: give t ≥ that")
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise LogBroken(f"an earlier sync failed ({self._broken}); open the log again") from self._broken
+        if self._closed:
+            raise LogClosed("the log was closed")
+
+    def _rotate(self, seq: int) -> None:
+        self._segment += 1
+        line, self._crc = header(seq, self._crc)
+        self._queue.append(self._segment)
+        self._queue.append(line)
+        self._size = len(line)
+        self._taken += len(line)
+
+    def _relieve(self) -> None:
+        """Write the queue out, unless another thread is at it and has not fallen far behind."""
+        if self._io.acquire(blocking=self._taken - self._written > STALL_BYTES):
+            try:
+                self._drain()
+            finally:
+                self._io.release()
+
+    # Writing
+
+    def flush(self) -> int:
+        """Hand everything queued to the operating system; the last sequence number handed over. Raises `OSError`."""
+        self._check_open()
+        upto = self._next_seq - 1
+        with self._io:
+            self._drain()
+        return upto
+
+    def sync(self) -> int:
+        """Make everything appended so far durable; the last sequence number that is. Raises `OSError`, `LogBroken`.
+
+        A failed sync breaks the log: the system may have dropped what it could not write, so a second try proves
+        nothing.
+        """
+        self._check_open()
+        upto = self._next_seq - 1
+        with self._io:
+            self._drain()
+            self._confirm()
+        return upto
+
+    def _confirm(self) -> None:
+        try:
+            self._store.sync()
+        except OSError as error:
+            self._broken = error
+            raise
+
+    def _drain(self) -> None:
+        while True:
+            while self._half:
+                done = self._store.write(self._half)
+                self._half = self._half[done:]
+                self._written += done
+            if not self._queue:
+                return
+            if isinstance(self._queue[0], int):
+                self._confirm()  # no segment may be durable before the one before it
+                self._store.start(self._queue[0])
+                self._queue.popleft()
+            self._half = memoryview(b"".join(self._lines()))
+
+    def _lines(self) -> Iterator[bytes]:
+        while self._queue and isinstance(line := self._queue[0], bytes):
+            self._queue.popleft()
+            yield line
+
+    def close(self) -> None:
+        """Write everything out, make it durable and let go of the lock. Raises `OSError` when that fails."""
+        if self._closed:
+            return
+        try:
+            if self._broken is None:
+                self.sync()
+        finally:
+            self._closed = True
+            self._store.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Reading
+
+    def __iter__(self) -> Iterator[Record]:
+        """The records appended before iteration began. Raises `LogDamaged`."""
+        if not self._closed and self._broken is None:
+            self.flush()
+        for seq, line in zip(range(1, self._next_seq), walk(self._store, Tail()), strict=False):
+            yield _record(line, seq)
+
+    def __len__(self) -> int:
+        return self._next_seq - 1
+
+    def __bool__(self) -> bool:
+        return True  # a log is not "false" for being empty
+
+    @property
+    def next_seq(self) -> int:
+        """The sequence number of the next event."""
+        return self._next_seq
+
+    @property
+    def last_t(self) -> int:
+        """`t` of the last event in µs, 0 when there is none."""
+        return self._last_t
+
+
+def read_lines(directory: str | os.PathLike[str]) -> Iterator[bytes]:
+    """The records of a directory's log as checked JSON objects without `crc`. Raises `LogNotFound`, `LogDamaged`."""
+    return EventLog.read(directory).lines()
+
+
+__all__ = ["EventLog", "LogError", "LogReader", "Record", "read_lines"]

@@ -1,0 +1,198 @@
+"""Where the segments of a log live: in memory or in a directory, behind one small interface."""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import re
+from pathlib import Path
+from typing import BinaryIO, Protocol, cast
+
+import zstandard
+
+from leftfold.events.errors import LogLocked, LogNotFound
+
+_NAME = re.compile(r"(\d{8})\.jsonl(\.zst)?")
+
+
+def segment_name(number: int) -> str:
+    return f"{number:08d}.jsonl"
+
+
+def segment_number(name: str) -> int:
+    return int(name[:8])
+
+
+class Store(Protocol):
+    """Segments by name, in order; only the last one, a plain one, is ever written to."""
+
+    def segments(self) -> list[str]:
+        """File names in ascending order of their numbers."""
+
+    def open(self, name: str) -> BinaryIO:
+        """The uncompressed bytes of a segment, from its beginning."""
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a plain segment to `size` bytes."""
+
+    def start(self, number: int) -> None:
+        """Write to this segment from now on, at its end. Raises `OSError`."""
+
+    def write(self, data: memoryview) -> int:
+        """Write some of `data`, and say how many bytes. Raises `OSError`."""
+
+    def sync(self) -> None:
+        """Return once everything written is durable. Raises `OSError`."""
+
+    def close(self) -> None:
+        """Let go of everything; reading still works."""
+
+
+class MemoryStore:
+    """Segments as byte strings."""
+
+    def __init__(self) -> None:
+        self.data: dict[str, bytearray] = {}
+        self._current = bytearray()
+
+    def segments(self) -> list[str]:
+        return sorted(self.data)
+
+    def open(self, name: str) -> BinaryIO:
+        return io.BytesIO(self.data[name])
+
+    def truncate(self, name: str, size: int) -> None:
+        del self.data[name][size:]
+
+    def start(self, number: int) -> None:
+        self._current = self.data.setdefault(segment_name(number), bytearray())
+
+    def write(self, data: memoryview) -> int:
+        self._current += data
+        return len(data)
+
+    def sync(self) -> None:
+        pass  # nothing outlives the process
+
+    def close(self) -> None:
+        pass  # nothing to let go of
+
+
+class DirectoryReader:
+    """The segments of a log directory, for reading; needs no lock."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+
+    def segments(self) -> list[str]:
+        found: dict[str, str] = {}
+        for name in sorted(os.listdir(self.directory), reverse=True):
+            if match := _NAME.fullmatch(name):
+                found[match[1]] = name  # the plain file, last in this order, wins over a compressed twin
+        return [found[number] for number in sorted(found)]
+
+    def open(self, name: str) -> BinaryIO:
+        path = self.directory / name
+        if not name.endswith(".zst"):
+            try:
+                return path.open("rb", buffering=1 << 18)
+            except FileNotFoundError:
+                path = path.with_name(f"{name}.zst")  # compressed since it was listed
+        reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
+        return io.BufferedReader(cast(io.RawIOBase, reader), 1 << 18)
+
+
+class DirectoryStore(DirectoryReader):
+    """The segments of a log directory, for appending; holds its lock until closed."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Raises `LogLocked`, `OSError`."""
+        super().__init__(directory)
+        self.directory.parent.mkdir(parents=True, exist_ok=True)
+        self.directory.mkdir(mode=0o700, exist_ok=True)
+        self._lock = self._take_lock()
+        self._file = -1
+
+    def _take_lock(self) -> int:
+        lock = os.open(self.directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock, 32, 0).strip()
+            os.close(lock)
+            raise LogLocked(self.directory, int(holder) if holder.isdigit() else None) from None
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, b"%d\n" % os.getpid(), 0)
+        return lock
+
+    def truncate(self, name: str, size: int) -> None:
+        file = os.open(self.directory / name, os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            os.ftruncate(file, size)
+            os.fsync(file)
+        finally:
+            os.close(file)
+
+    def start(self, number: int) -> None:
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        file = os.open(self.directory / segment_name(number), flags, 0o600)
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = file
+        self._sync_directory()
+
+    def _sync_directory(self) -> None:
+        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def write(self, data: memoryview) -> int:
+        return os.write(self._file, data)
+
+    def sync(self) -> None:
+        if self._file >= 0:
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        if self._lock < 0:
+            return
+        if self._file >= 0:
+            os.close(self._file)
+        os.ftruncate(self._lock, 0)
+        os.close(self._lock)  # the lock file stays: removing it would let two processes hold "the" lock
+        self._file = self._lock = -1
+
+
+def existing(directory: str | os.PathLike[str]) -> DirectoryReader:
+    """The segments of a directory that must hold some. Raises `LogNotFound`."""
+    reader = DirectoryReader(directory)
+    if not reader.directory.is_dir():
+        raise LogNotFound(f"no log directory at {directory}")
+    if not reader.segments():
+        raise LogNotFound(f"{directory} holds no log: there is no {segment_name(1)} in it")
+    return reader
+
+
+def compress_closed(directory: str | os.PathLike[str], level: int = 3) -> list[str]:
+    """Compress every segment but the last one; the new file names. Safe beside a process that appends."""
+    reader = existing(directory)
+    made = []
+    for name in reader.segments()[:-1]:
+        if name.endswith(".zst"):
+            continue
+        source = reader.directory / name
+        target = source.with_name(f"{name}.zst")
+        partial = source.with_name(f"{name}.zst.tmp")
+        compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with source.open("rb") as plain, os.fdopen(file, "wb") as out:
+            compressor.copy_stream(plain, out, size=source.stat().st_size)
+            out.flush()
+            os.fsync(out.fileno())
+        partial.rename(target)
+        source.unlink()
+        made.append(target.name)
+    return made
