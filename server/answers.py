@@ -1,0 +1,130 @@
+"""Generations in the API's shapes: chat and plain completions, whole or as a stream of chunks."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from leftfold.server.generation import Delta, Generation
+from leftfold.server.streaming import EventStream, frame, until_gone
+
+
+class Shape(Protocol):
+    """How one route dresses its choices."""
+
+    def head(self, index: int) -> dict[str, Any] | None:
+        """The chunk's choice that opens a stream, if any."""
+
+    def piece(self, delta: Delta) -> dict[str, Any]:
+        """The chunk's choice for new text."""
+
+    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        """The choice of an answer that is given at once."""
+
+    def names(self) -> tuple[str, str, str]:
+        """Prefix of the answer's id, object of an answer, object of a chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatShape:
+    """`/v1/chat/completions`."""
+
+    def names(self) -> tuple[str, str, str]:
+        return "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def head(self, index: int) -> dict[str, Any] | None:
+        return _chunk_choice(index, {"role": "assistant", "content": ""}, None)
+
+    def piece(self, delta: Delta) -> dict[str, Any]:
+        content = {"content": delta.text} if delta.text else {}
+        return _chunk_choice(delta.index, content, delta.finish_reason)
+
+    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+
+
+@dataclass(frozen=True, slots=True)
+class TextShape:
+    """`/v1/completions`. `echoes[i]` is the text that comes before choice i (its prompt, or nothing)."""
+
+    echoes: Sequence[str] = ()
+
+    def names(self) -> tuple[str, str, str]:
+        return "cmpl", "text_completion", "text_completion"
+
+    def head(self, index: int) -> dict[str, Any] | None:
+        return _text_choice(index, self.echoes[index], None) if self.echoes else None
+
+    def piece(self, delta: Delta) -> dict[str, Any]:
+        return _text_choice(delta.index, delta.text, delta.finish_reason)
+
+    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
+        return _text_choice(index, (self.echoes[index] if self.echoes else "") + text, finish_reason)
+
+
+def _chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+
+
+def _text_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+
+
+@dataclass
+class Answer:
+    """One answer to be: its generation, `count` choices, how they are dressed, and what every chunk repeats."""
+
+    generation: Generation
+    shape: Shape
+    model: str
+    count: int
+    base: dict[str, Any] = field(init=False)
+
+    def __post_init__(self) -> None:
+        prefix, _, _ = self.shape.names()
+        self.base = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
+
+    async def whole(self, request: Request) -> dict[str, Any]:
+        """The answer in one piece. Raises ApiError, and ClientGone if nobody waits for it any more."""
+        try:
+            return await until_gone(request, self._collect())
+        finally:
+            self.generation.close()
+
+    async def stream(self, request: Request, include_usage: bool) -> Response:
+        """The answer as server-sent events. Raises ApiError while a status can still carry it."""
+        try:
+            await until_gone(request, self.generation.begin())
+        except BaseException:
+            self.generation.close()
+            raise
+        return EventStream(self._chunks(include_usage), self.generation.close)
+
+    async def _collect(self) -> dict[str, Any]:
+        await self.generation.begin()
+        texts = [""] * self.count
+        reasons = ["length"] * self.count
+        async for delta in self.generation:
+            texts[delta.index] += delta.text
+            reasons[delta.index] = delta.finish_reason or reasons[delta.index]
+        _, kind, _ = self.shape.names()
+        choices = [self.shape.whole(i, texts[i], reasons[i]) for i in range(self.count)]
+        return {**self.base, "object": kind, "choices": choices, "usage": self.generation.usage}
+
+    async def _chunks(self, include_usage: bool) -> AsyncIterator[bytes]:
+        _, _, kind = self.shape.names()
+        base = {**self.base, "object": kind, **({"usage": None} if include_usage else {})}
+        for index in range(self.count):
+            if (head := self.shape.head(index)) is not None:
+                yield frame({**base, "choices": [head]})
+        async for delta in self.generation:
+            yield frame({**base, "choices": [self.shape.piece(delta)]})
+        if include_usage:
+            yield frame({**base, "choices": [], "usage": self.generation.usage})

@@ -1,0 +1,109 @@
+"""The HTTP application: the routes behind a gate (ready? allowed?) and one boundary for errors."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import re
+import secrets
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from leftfold.server.errors import ApiError, unavailable
+from leftfold.server.routes import installed_version, json_response, router
+from leftfold.server.state import ServerState
+from leftfold.server.streaming import ClientGone
+
+_log = logging.getLogger("leftfold.server")
+_ALWAYS_OPEN = ("/health", "/metrics")
+_NO_KEY = ("/health", "/ready")
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application over `state`; it answers at once, and takes work when `state` says so."""
+    app = FastAPI(title="Leftfold", version=installed_version())
+    app.state.server = state
+    app.include_router(router)
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(ClientGone, _answer_nobody)
+    app.add_middleware(Gate, state=state)
+    return app
+
+
+def _error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status, error.headers)
+
+
+async def _answer_api_error(_request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    return _error_response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
+    message = f"{request.method} {request.url.path[:200]!r}: {error.detail}"
+    return _error_response(ApiError(error.status_code, message, code=code, headers=error.headers))
+
+
+async def _answer_nobody(_request: Request, _error: Exception) -> Response:
+    return Response(status_code=499)  # the client has hung up; this only ends up in the access log
+
+
+class Gate:
+    """Before the routes: an id for every request, 503 until ready, the API key, and no fault without an answer."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self._state = state
+        key = state.options.api_key
+        self._key = hashlib.sha256(key.encode()).digest() if key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(12)
+        begun = False
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal begun
+            if message["type"] == "http.response.start":
+                begun = True
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        refusal = self._refusal(scope)
+        if refusal is not None:
+            await _error_response(refusal)(scope, receive, send_with_id)
+            return
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception:  # the boundary: a fault of ours is logged, answered, and hurts nobody else
+            _log.exception("request %s failed", request_id)
+            if not begun:
+                error = ApiError(500, f"internal error; the log has it under {request_id}", kind="server_error")
+                await _error_response(error)(scope, receive, send_with_id)
+
+    def _refusal(self, scope: Scope) -> ApiError | None:
+        path: str = scope["path"]
+        if self._key is not None and path not in _NO_KEY and not self._allowed(scope):
+            return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
+        if path not in _ALWAYS_OPEN and not self._state.ready:
+            return unavailable(f"not ready: {self._state.phase}", self._state.phase)
+        return None
+
+    def _allowed(self, scope: Scope) -> bool:
+        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
+        digest: Any = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
+        return scheme.lower() == "bearer" and hmac.compare_digest(digest, self._key or b"")

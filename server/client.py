@@ -1,0 +1,174 @@
+"""The server's side of the engine: requests in, outputs out, gauges on demand, over ZMQ."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import zmq
+import zmq.asyncio
+
+from leftfold.events import Abort, Admit, Event
+from leftfold.server.wire import Failed, Message, Output, Outputs, Ready, Stats, StatsRequest, Stop, Submit
+from leftfold.server.wire import from_frames, to_frames
+
+
+class EngineGone(Exception):
+    """The engine's process has ended; nothing can be answered any more."""
+
+
+class Group:
+    """The choices of one HTTP request. Iterate for `(index, output)`; `close` aborts what has not ended."""
+
+    def __init__(self, client: EngineClient, rids: Sequence[str]) -> None:
+        self._client = client
+        self._index = {rid: i for i, rid in enumerate(rids)}
+        self._open = dict.fromkeys(rids)
+        self._arrived: deque[Output | EngineGone] = deque()
+        self._news = asyncio.Event()
+
+    def put(self, item: Output | EngineGone) -> None:
+        """Takes what the engine says about one of the choices."""
+        self._arrived.append(item)
+        self._news.set()
+
+    async def first(self) -> Output | None:
+        """Waits for the first output and leaves it in its place; None if the engine is gone."""
+        await self._news.wait()
+        return item if self._arrived and isinstance(item := self._arrived[0], Output) else None
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, Output]]:
+        while self._open:
+            while not self._arrived:
+                self._news.clear()
+                await self._news.wait()
+            output = self._arrived.popleft()
+            if isinstance(output, EngineGone):
+                self._open.clear()
+                raise output
+            if output.rid not in self._open:
+                continue  # already ended here, by a stop string
+            if output.finish_reason is not None:
+                self._forget(output.rid)
+            yield self._index[output.rid], output
+
+    def stop(self, output: Output, keep: int) -> None:
+        """Ends a choice at its `keep`-th output token because its text met a stop string."""
+        if output.rid in self._open:
+            self._forget(output.rid)
+            self._client.submit(Abort(t=0, rid=output.rid, reason="stop_string", keep=keep))
+
+    def close(self) -> None:
+        """Aborts the choices that have not ended (the client is gone, or the request failed)."""
+        for rid in list(self._open):
+            self._forget(rid)
+            self._client.submit(Abort(t=0, rid=rid, reason="client_gone"))
+
+    def _forget(self, rid: str) -> None:
+        del self._open[rid]
+        self._client.forget(rid)
+
+
+class EngineClient:
+    """One engine. `commands` and `outputs` are ZMQ addresses that this side binds."""
+
+    def __init__(self, commands: str, outputs: str) -> None:
+        self._context = zmq.asyncio.Context()
+        self._commands = self._bind(zmq.PUSH, commands)
+        self._outputs = self._bind(zmq.PULL, outputs)
+        self._groups: dict[str, Group] = {}
+        self._calls: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._numbers = itertools.count(1)
+        self._gone: EngineGone | None = None
+        self.ready: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+
+    def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.SNDHWM, 0)
+        socket.setsockopt(zmq.RCVHWM, 0)
+        socket.bind(address)
+        return socket
+
+    async def run(self) -> None:
+        """Hands out what the engine sends, until cancelled."""
+        while True:
+            self._take(from_frames(await self._outputs.recv_multipart()))
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case Outputs(rows):
+                for row in rows:
+                    group = self._groups.get(row.rid)
+                    if group is not None:  # else: an answer nobody waits for any more
+                        group.put(row)
+            case Stats(call, values):
+                future = self._calls.pop(call, None)
+                if future is not None and not future.done():
+                    future.set_result(values)
+            case Ready(info) if not self.ready.done():
+                self.ready.set_result(info)
+            case Failed(text) if not self.ready.done():
+                self.ready.set_exception(EngineGone(text))
+
+    def admit(self, requests: Sequence[Mapping[str, Any]]) -> Group:
+        """Admits one request per mapping of `Admit` fields, under ids of our own. Raises EngineGone."""
+        if self._gone is not None:
+            raise EngineGone(str(self._gone))
+        base = secrets.token_hex(12)
+        rids = [f"{base}-{i}" for i in range(len(requests))]
+        group = Group(self, rids)
+        for rid, fields in zip(rids, requests, strict=True):
+            self._groups[rid] = group
+            self.submit(Admit(t=0, rid=rid, **fields))
+        return group
+
+    def submit(self, event: Event) -> None:
+        """Puts an event into the engine's inbox; nothing happens once the engine is gone."""
+        self._send(Submit(event))
+
+    def forget(self, rid: str) -> None:
+        """No more outputs of `rid` are wanted."""
+        self._groups.pop(rid, None)
+
+    async def stats(self, timeout: float = 5.0) -> Mapping[str, Any]:
+        """The engine's gauges, as its state has them now. Raises EngineGone, TimeoutError."""
+        if self._gone is not None:
+            raise EngineGone(str(self._gone))
+        call = next(self._numbers)
+        future = self._calls[call] = asyncio.get_running_loop().create_future()
+        self._send(StatsRequest(call))
+        try:
+            return await asyncio.wait_for(future, timeout)
+        finally:
+            self._calls.pop(call, None)
+
+    def stop(self) -> None:
+        """Asks the engine's process to end."""
+        self._send(Stop())
+
+    def gone(self, why: str) -> None:
+        """The engine's process has ended: everybody who waits is told."""
+        self._gone = EngineGone(why)
+        for group in set(self._groups.values()):
+            group.put(self._gone)
+        self._groups.clear()
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineGone(why))
+        if not self.ready.done():
+            self.ready.set_exception(self._gone)
+
+    def close(self) -> None:
+        self._commands.close()
+        self._outputs.close()
+        self._context.term()
+
+    def _send(self, message: Message) -> None:
+        if self._gone is None:
+            # The queue has no limit and so never blocks; the future that pyzmq returns is done at once.
+            self._commands.send_multipart(to_frames(message))

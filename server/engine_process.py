@@ -1,0 +1,137 @@
+"""The engine's process: builds the engine, feeds its inbox from a socket, sends what it makes visible.
+
+Started as `python -m leftfold.server.engine_process`; the first line of standard input is a JSON object (options,
+socket addresses, the engine's builder), and the end of standard input means that the parent is gone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+import zmq
+
+from leftfold.server.options import ServeOptions
+from leftfold.server.wire import (
+    Failed,
+    Outputs,
+    Ready,
+    Stats,
+    StatsRequest,
+    Stop,
+    Submit,
+    WireError,
+    from_frames,
+    output_row,
+    to_frames,
+)
+
+_LINGER_MS = 1000
+EXIT_REFUSED = 2
+
+
+class _Sender:
+    """The engine thread's socket to the server; ZMQ sockets belong to one thread, so each thread has its own."""
+
+    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+        self._socket = context.socket(zmq.PUSH)
+        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.SNDHWM, 0)
+        self._socket.connect(address)
+
+    def __call__(self, message: Any) -> None:
+        self._socket.send_multipart(to_frames(message))
+
+    def effects(self, effects: Any) -> None:
+        """Sends an event's outputs, if it has any."""
+        rows = [output_row(row) for row in effects.outputs]
+        if rows:
+            self(Outputs(rows))
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def main() -> int:
+    """Runs the engine until told to stop. Returns the process's exit code."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    setup: Mapping[str, Any] = orjson.loads(sys.stdin.buffer.readline())
+    threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
+    context: zmq.Context[Any] = zmq.Context()
+    send = _Sender(context, setup["outputs"])
+    try:
+        engine = _build(setup["builder"], ServeOptions.from_dict(setup["options"]))
+        engine.on_effects = send.effects
+        engine.start()
+    except Exception as error:  # the one boundary: whatever a model, a disk or a setting does wrong at the start
+        if os.environ.get("LEFTFOLD_DEBUG"):
+            traceback.print_exc()
+        send(Failed(_one_line(error)))
+        send.close()
+        context.term()
+        return EXIT_REFUSED
+    send(Ready(_info(engine)))
+    commands = threading.Thread(target=_obey, args=(engine, context, setup), name="commands", daemon=True)
+    commands.start()
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=engine.stop).start())  # may not take locks here
+    engine.run()
+    send.close()
+    return 0
+
+
+def _build(builder: str, options: ServeOptions) -> Any:
+    module, _, name = builder.partition(":")
+    build: Callable[[ServeOptions], Any] = getattr(importlib.import_module(module), name)
+    return build(options)
+
+
+def _info(engine: Any) -> dict[str, Any]:
+    config = engine.config
+    values = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else dict(config)  # type: ignore[arg-type]
+    return {key: value for key, value in values.items() if isinstance(value, int | str | float | bool | None)}
+
+
+def _obey(engine: Any, context: zmq.Context[Any], setup: Mapping[str, Any]) -> None:
+    """The receiving thread: events into the inbox, gauges out, stop."""
+    commands = context.socket(zmq.PULL)
+    commands.setsockopt(zmq.RCVHWM, 0)
+    commands.connect(setup["commands"])
+    send = _Sender(context, setup["outputs"])
+    while True:
+        try:
+            message = from_frames(commands.recv_multipart())
+        except WireError as error:
+            print(f"leftfold: ignored a message to the engine: {error}", file=sys.stderr)
+            continue
+        match message:
+            case Submit(event):
+                fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "t"}
+                engine.submit(type(event), **fields)
+            case StatsRequest(call):
+                send(Stats(call, engine.stats()))
+            case Stop():
+                engine.stop()
+
+
+def _die_with_parent() -> None:
+    """Standard input ends when the parent is gone, however it went; an engine nobody hears must not live on."""
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""Errors as clients see them: OpenAI's form, with a status, and a message that names field and value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_SHOWN = 80
+
+
+class ApiError(Exception):
+    """An answer other than success. `param` names the field at fault, `code` is for programs."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        kind: str = "invalid_request_error",
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def body(self) -> dict[str, Any]:
+        """The error object of OpenAI's API."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def shown(value: Any) -> str:
+    """A value as it may stand in a message: short, control characters escaped."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+
+
+_ABSENT = object()
+
+
+def invalid(param: str, problem: str, value: Any = _ABSENT, *, code: str | None = None) -> ApiError:
+    """A 400: `param` is at fault, `problem` says how, `value` is what came."""
+    got = "" if value is _ABSENT else f", got {shown(value)}"
+    return ApiError(400, f"{param}: {problem}{got}", param=param, code=code)
+
+
+def unsupported(param: str, hint: str = "leave it out") -> ApiError:
+    """A 400 for a real field of the API that this server does not know how to serve."""
+    return ApiError(400, f"{param}: not supported by this server; {hint}", param=param, code="unsupported_parameter")
+
+
+def unavailable(message: str, state: str | None = None, retry_after: int = 1) -> ApiError:
+    """A 503 that says when to come back."""
+    headers = {"Retry-After": str(retry_after)}
+    if state is not None:
+        headers["x-leftfold-state"] = state
+    return ApiError(503, message, kind="service_unavailable", code="unavailable", headers=headers)
+
+
+def engine_error(error: Mapping[str, Any] | None) -> ApiError:
+    """What an engine's {code, text} means over HTTP."""
+    code, text = (error or {}).get("code"), str((error or {}).get("text", "the engine gave no reason"))
+    if code == "invalid":
+        return ApiError(400, text, param="prompt", code="invalid_prompt")
+    if code in ("queue_full", "closing"):
+        return unavailable(text)
+    return ApiError(500, text, kind="server_error", code="engine_failed")

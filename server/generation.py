@@ -1,0 +1,151 @@
+"""One generation: the engine's tokens become pieces of text, cut at stop strings; streaming or not, the same text."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from leftfold.server.admission import Job
+from leftfold.server.client import EngineGone, Group
+from leftfold.server.errors import ApiError, engine_error
+from leftfold.server.state import ServerState
+from leftfold.server.wire import Output
+from leftfold.text import StopMatcher, Tokenizer
+
+# The engine's finish reasons in the API's words. Whatever cut an answer short is "length": it is incomplete.
+FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "length": "length", "abort": "length", "deadline": "length"}
+_FIRST_OUTPUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """New text of choice `index`; `finish_reason` (the API's word) comes with the last one."""
+
+    index: int
+    text: str
+    finish_reason: str | None = None
+
+
+class Choice:
+    """Text of one choice. Tokens below `min_tokens` are not searched for stop strings."""
+
+    def __init__(self, tokenizer: Tokenizer, job: Job) -> None:
+        self._detokenizer = tokenizer.detokenizer()
+        self._stops = StopMatcher(job.stops)
+        self._params = job.params
+        self.tokens = 0
+        self.reason: str | None = None
+
+    def take(self, output: Output) -> str:
+        """The text that may be shown after `output`; sets `reason` when it ends the choice."""
+        last = len(output.tokens) - 1
+        text = ""
+        for i, token in enumerate(output.tokens):
+            self.tokens += 1
+            if i == last and output.finish_reason == "stop" and token in self._params.stop_token_ids:
+                break  # it said "stop"; it is not part of the text
+            text += self._show(self._detokenizer.push((token,)))
+            if self._stops.stopped is not None:
+                self.reason = "stop"
+                return text
+        if output.finish_reason is not None:
+            text += self._stops.push(self._detokenizer.finish())
+            self.reason = "stop" if self._stops.stopped is not None else output.finish_reason
+            text += self._stops.finish()
+        return text
+
+    def _show(self, piece: str) -> str:
+        return piece if self.tokens <= self._params.min_tokens else self._stops.push(piece)
+
+
+class Generation:
+    """Runs a job: `begin`, iterate for deltas, and always `close`, which aborts what is still running."""
+
+    def __init__(self, state: ServerState, job: Job) -> None:
+        service = state.serving()
+        self._state = state
+        self._metrics = state.metrics
+        self._job = job
+        self._choices = [Choice(service.tokenizer, job) for _ in range(len(job.prompts) * job.n)]
+        self._cached = [0] * len(self._choices)
+        self._started = time.perf_counter()
+        self._heard: dict[int, float] = {}
+        self._group: Group | None = None
+
+    async def begin(self) -> None:
+        """Admits the choices; raises the ApiError if the engine refuses at once (a status can still say so)."""
+        try:
+            self._group = self._state.serving().engine.admit(self._job.requests())
+        except EngineGone as gone:
+            raise _gone(gone) from gone
+        self._state.live += 1
+        self._metrics.prompt_tokens.inc(sum(len(p) for p in self._job.prompts))
+        try:
+            first = await asyncio.wait_for(self._group.first(), _FIRST_OUTPUT_SECONDS)
+        except TimeoutError:
+            return  # admitted, and a long wait: let the client see that the answer has begun
+        if first is not None and first.error is not None:
+            self._refuse(first)
+
+    def close(self) -> None:
+        """Aborts whatever has not ended; closing twice is fine."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+            self._state.live -= 1
+
+    @property
+    def usage(self) -> dict[str, Any]:
+        """Token counts so far, in the API's form."""
+        prompt = sum(len(p) for p in self._job.prompts)
+        completion = sum(choice.tokens for choice in self._choices)
+        cached = sum(self._cached[:: self._job.n])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    async def __aiter__(self) -> AsyncIterator[Delta]:
+        assert self._group is not None, "begin comes first"
+        group = self._group
+        try:
+            async for index, output in group:
+                if output.error is not None or output.finish_reason == "error":
+                    self._refuse(output)
+                self._measure(index, output)
+                choice = self._choices[index]
+                text = choice.take(output)
+                if choice.reason is not None:
+                    group.stop(output, keep=choice.tokens)
+                    self._metrics.finished(choice.reason, time.perf_counter() - self._started)
+                    yield Delta(index, text, FINISH_REASONS[choice.reason])
+                elif text:
+                    yield Delta(index, text)
+        except EngineGone as gone:
+            raise _gone(gone) from gone
+
+    def _refuse(self, output: Output) -> None:
+        error = engine_error(output.error)
+        self._metrics.rejected(str((output.error or {}).get("code", "failed")))
+        raise error
+
+    def _measure(self, index: int, output: Output) -> None:
+        now = time.perf_counter()
+        if output.tokens:
+            if index in self._heard:
+                self._metrics.inter_token_latency.observe((now - self._heard[index]) / len(output.tokens))
+            else:
+                self._metrics.time_to_first_token.observe(now - self._started)
+            self._heard[index] = now
+            self._metrics.generation_tokens.inc(len(output.tokens))
+        if output.usage:
+            self._cached[index] = int(output.usage.get("cached_tokens") or 0)
+
+
+def _gone(reason: EngineGone) -> ApiError:
+    return ApiError(500, f"the engine stopped: {reason}", kind="server_error", code="engine_gone")

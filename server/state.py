@@ -1,0 +1,70 @@
+"""What one server process knows: its phase, and, once ready, the tokenizer, the engine and the model's limits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from leftfold.server.client import EngineClient
+from leftfold.server.errors import ApiError
+from leftfold.server.metrics import Metrics
+from leftfold.server.options import ServeOptions
+from leftfold.text import Tokenizer
+
+
+@dataclass
+class Service:
+    """What a ready server answers with. `info`: the engine's resolved configuration."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    info: Mapping[str, Any]
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt and answer together, in tokens."""
+        return int(self.info["max_model_len"])
+
+    @property
+    def max_prompt_len(self) -> int:
+        """The longest prompt that can run: one token must remain, and its KV must fit into the pool."""
+        pool = int(self.info["num_pages"]) * int(self.info["page_size"])
+        return min(self.max_model_len - 1, pool)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self.info.get("vocab_size") or self.tokenizer.vocab_size)
+
+
+@dataclass
+class ServerState:
+    """`phase`: starting · fetching · loading · ready · draining · failed. `live`: generations being answered."""
+
+    options: ServeOptions
+    model_name: str
+    metrics: Metrics
+    phase: str = "starting"
+    service: Service | None = None
+    live: int = 0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def alive(self) -> bool:
+        return self.phase != "failed"
+
+    @property
+    def ready(self) -> bool:
+        return self.phase == "ready"
+
+    def serving(self) -> Service:
+        """The service; the gate in front of the routes lets nobody through before it exists."""
+        assert self.service is not None
+        return self.service
+
+    def check_model(self, name: str | None) -> None:
+        """Raises a 404 ApiError if a client asks for a model that is not served here."""
+        if name is not None and name not in (self.model_name, self.options.model):
+            message = f"model: {name[:200]!r} is not served here; this server has {self.model_name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")

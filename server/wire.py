@@ -1,0 +1,136 @@
+"""What the HTTP process and the engine process say to each other: typed frames of JSON, never pickles.
+
+A message is two ZMQ frames: a one-byte tag and a JSON body. Events travel in the log's own record format.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import orjson
+
+from leftfold.events import Event, decode, encode
+
+
+class WireError(Exception):
+    """A message that is not of this format."""
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """An event for the engine's inbox; the engine stamps its time anew."""
+
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRequest:
+    """Asks for the engine's gauges; `call` comes back with the answer."""
+
+    call: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Ends the engine process after the step that runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine takes work. `info`: what the server must know (`max_model_len`, `vocab_size`, …)."""
+
+    info: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The engine could not start; `message` is one line for people."""
+
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """New tokens of one choice. `finish_reason` ends it; `error` is {code, text} or None."""
+
+    rid: str
+    choice: int
+    position: int
+    tokens: Sequence[int]
+    finish_reason: str | None
+    error: Mapping[str, Any] | None
+    usage: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """All that one event made visible."""
+
+    rows: Sequence[Output]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """The engine's gauges, read from its state for `call`."""
+
+    call: int
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+
+Message = Submit | StatsRequest | Stop | Ready | Failed | Outputs | Stats
+
+_TAGS: Mapping[type, bytes] = {
+    Submit: b"E", StatsRequest: b"Q", Stop: b"X", Ready: b"R", Failed: b"F", Outputs: b"O", Stats: b"S",
+}  # fmt: skip
+_TYPES = {tag: kind for kind, tag in _TAGS.items()}
+
+
+def to_frames(message: Message) -> list[bytes]:
+    """The two frames of a message."""
+    if isinstance(message, Submit):
+        body = encode(message.event)
+    elif isinstance(message, Outputs):
+        body = _dumps([dataclasses.astuple(row) for row in message.rows])
+    else:
+        body = _dumps({f.name: getattr(message, f.name) for f in dataclasses.fields(message)})
+    return [_TAGS[type(message)], body]
+
+
+def from_frames(frames: Sequence[bytes]) -> Message:
+    """The message in `frames`. Raises WireError if there is none."""
+    if len(frames) != 2 or (kind := _TYPES.get(bytes(frames[0]))) is None:
+        raise WireError(f"not a message: {len(frames)} frames, tag {bytes(frames[0])[:8] if frames else b''!r}")
+    try:
+        body = orjson.loads(frames[1])
+        if kind is Submit:
+            return Submit(decode(body))
+        if kind is Outputs:
+            return Outputs([Output(*row) for row in body])
+        message: Message = kind(**body)
+        return message
+    except (ValueError, TypeError, KeyError) as error:
+        raise WireError(f"a {kind.__name__} message that cannot be read: {error}") from error
+
+
+def output_row(row: Any) -> Output:
+    """A row of an engine's `Effects.outputs` as it travels."""
+    reason = None if row.finish_reason is None else str(getattr(row.finish_reason, "value", row.finish_reason))
+    tokens = row.tokens.tolist() if isinstance(row.tokens, np.ndarray) else [int(t) for t in row.tokens]
+    return Output(row.rid, row.choice, row.position, tokens, reason, _plain(row.error), _plain(row.usage))
+
+
+def _plain(value: Any) -> Any:
+    """A mapping, a dataclass or a named tuple as a dictionary; None stays None."""
+    if value is None or isinstance(value, dict):
+        return value
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.asdict(value)
+    return value._asdict() if hasattr(value, "_asdict") else dict(value)
+
+
+def _dumps(value: Any) -> bytes:
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS)
