@@ -1,0 +1,103 @@
+"""Chat with a model in the terminal, in this process or (--url) on a server.
+
+Type a message and Enter; /reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C ends an answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+
+from leftfold.commands.common import OK, UsageError, natural, positive
+from leftfold.commands.serve import add_engine_arguments
+
+Messages = list[dict[str, str]]
+Ask = Callable[[Messages], Iterator[str]]
+
+_OWN = ("run", "launch", "url", "api_key", "system", "temperature", "top_p", "max_tokens", "seed")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="what to chat with")
+    parser.add_argument("--url", help="a server to chat with instead, such as http://127.0.0.1:8000")
+    parser.add_argument("--api-key", help="the server's key")
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    parser.add_argument("--temperature", type=float, default=0.7, help="0 always takes the likeliest token (0.7)")
+    parser.add_argument("--top-p", type=float, default=0.95, help="draw from the likeliest tokens of this mass (0.95)")
+    parser.add_argument("--max-tokens", type=positive, default=512, help="longest answer in tokens (512)")
+    parser.add_argument("--seed", type=natural, help="draw the same answers again")
+    add_engine_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    if args.url is not None:
+        from leftfold.commands.remote import RemoteChat
+
+        talk(RemoteChat(args.url, args.api_key, getattr(args, "model", None), sampling(args)).ask, args.system)
+        return OK
+    return _local(args)
+
+
+def sampling(args: argparse.Namespace) -> dict[str, float | int]:
+    """The sampling parameters that were given."""
+    names = ("temperature", "top_p", "max_tokens", "seed")
+    return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+
+
+def _local(args: argparse.Namespace) -> int:
+    from leftfold.errors import EngineError
+    from leftfold.events import SamplingParams
+    from leftfold.hub import HubError
+    from leftfold.llm import LLM
+    from leftfold.text import TextError
+
+    options = {name: value for name, value in vars(args).items() if name not in _OWN}
+    try:
+        with LLM(**options) as llm:
+
+            def ask(messages: Messages) -> Iterator[str]:
+                for piece in llm.stream(messages, SamplingParams(**sampling(args))):
+                    if isinstance(piece, str):
+                        yield piece
+                    elif piece.error:
+                        yield f"[{piece.error}]"
+
+            talk(ask, args.system)
+    except (EngineError, HubError, TextError) as error:
+        raise UsageError(str(error)) from error
+    return OK
+
+
+def talk(ask: Ask, system: str | None) -> None:
+    """Turns until the input ends; an answer is printed as it comes."""
+    start: Messages = [{"role": "system", "content": system}] if system else []
+    messages = list(start)
+    while (text := _read()) is not None:
+        if text in ("/exit", "/quit"):
+            return
+        if text == "/reset":
+            messages = list(start)
+        elif text:
+            messages.append({"role": "user", "content": text})
+            messages.append({"role": "assistant", "content": _say(ask(messages))})
+
+
+def _read() -> str | None:
+    try:
+        return input("> " if sys.stdin.isatty() else "").strip()
+    except EOFError:
+        return None
+
+
+def _say(pieces: Iterator[str]) -> str:
+    """Print pieces as they come; what was said, up to a Ctrl-C."""
+    said = []
+    try:
+        for piece in pieces:
+            said.append(piece)
+            print(piece, end="", flush=True)
+    except KeyboardInterrupt:
+        pieces.close()  # type: ignore[attr-defined]
+    print(flush=True)
+    return "".join(said)

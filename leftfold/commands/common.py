@@ -1,0 +1,85 @@
+"""What commands share: wrong use as one line, sizes, counts, exactly one JSON object."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from typing import Any, NoReturn
+
+OK, FINDING, WRONG_USE = 0, 1, 2
+
+
+class UsageError(Exception):
+    """Wrong use; the message is the one line that the user sees."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that says what is wrong in one line and exits with 2."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        kwargs.setdefault("allow_abbrev", False)
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        line = " ".join(message.split())
+        self.exit(WRONG_USE, f"{self.prog}: {line} (see {self.prog} --help)\n")
+
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4,
+          "ki": 1024, "mi": 1024**2, "gi": 1024**3, "ti": 1024**4}  # fmt: skip
+
+
+def size(text: str) -> int:
+    """Bytes from `1500000`, `512MiB`, `2G` (decimal units without the i)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", text.strip().lower())
+    if match is None or match[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 512MiB or 2G")
+    return int(float(match[1]) * _UNITS[match[2]])
+
+
+def positive(text: str) -> int:
+    """A whole number ≥ 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return value
+
+
+def natural(text: str) -> int:
+    """A whole number ≥ 0."""
+    return 0 if text.strip() == "0" else positive(text)
+
+
+def setting(text: str) -> tuple[str, Any]:
+    """`key=value`, the value as JSON where it reads as such, else as text."""
+    import orjson
+
+    key, equals, raw = text.partition("=")
+    if not equals or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form key=value")
+    try:
+        return key, orjson.loads(raw)
+    except orjson.JSONDecodeError:
+        return key, raw
+
+
+def print_json(found: Any) -> None:
+    """One JSON object on one line, whatever it holds of numpy."""
+    import orjson
+
+    sys.stdout.write(orjson.dumps(found, default=str, option=orjson.OPT_SERIALIZE_NUMPY).decode() + "\n")
+    sys.stdout.flush()
+
+
+def subcommands(parser: argparse.ArgumentParser, commands: dict[str, tuple[str, Any, Any]]) -> None:
+    """Nested commands: name to (help, add_arguments, run)."""
+    group = parser.add_subparsers(dest="subcommand", metavar="COMMAND", required=True, parser_class=Parser)
+    for name, (text, add_arguments, run) in commands.items():
+        sub = group.add_parser(name, help=text, description=text)
+        add_arguments(sub)
+        sub.set_defaults(run=run)

@@ -1,0 +1,73 @@
+"""Serve a model over an OpenAI-compatible HTTP API, with every event logged.
+
+MODEL is `smollm2` (the default, fetched once), a local Hugging Face folder, a .gguf file or a hub id. The log goes
+to logs/<model>; a start on an existing log goes on with it. Ctrl-C stops cleanly.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from leftfold.commands.common import natural, positive, size
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="what to serve")
+    http = parser.add_argument_group("HTTP")
+    _add(http, "--host", help="address to listen on (127.0.0.1)")
+    _add(http, "--port", type=port, help="port to listen on (8000; 0: any free one)")
+    _add(http, "--api-key", help="key that clients must send as a bearer token")
+    _add(http, "--served-model-name", help="the model's name in the API (default: its own)")
+    _add(http, "--max-body-bytes", type=size, help="largest request body (16MiB)")
+    _add(http, "--max-n", type=positive, help="most choices of one request (128)")
+    _add(http, "--disable-access-log", action="store_true", help="no line per HTTP request")
+    log = parser.add_argument_group("log")
+    _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
+    _add(log, "--durability", choices=("async", "off"), help="async: group commits (default); off: keep no log")
+    _add(log, "--shutdown-timeout", type=float, metavar="SECONDS", help="time to drain on a stop (4)")
+    add_engine_arguments(parser)
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Limits and memory of the engine; shared by the commands that hold one."""
+    limits = parser.add_argument_group("limits")
+    _add(limits, "--max-num-seqs", type=positive, help="most running requests")
+    _add(limits, "--max-num-batched-tokens", type=positive, help="most tokens in one step")
+    _add(limits, "--max-chunk-tokens", type=positive, help="most tokens of one request in one step")
+    _add(limits, "--max-model-len", type=positive, help="longest request, prompt and answer together, in tokens")
+    _add(limits, "--max-queued-requests", type=positive, help="refuse admissions beyond so many waiting requests")
+    _add(limits, "--policy", choices=("fcfs", "priority"), help="who goes first (fcfs)")
+    _add(limits, "--pipeline-depth", type=natural, help="steps planned ahead (0)")
+    memory = parser.add_argument_group("KV memory").add_mutually_exclusive_group()
+    _add(memory, "--kv-tokens", type=positive, metavar="TOKENS", help="size of the KV cache in tokens")
+    _add(memory, "--kv-memory", type=size, metavar="SIZE", help="size of the KV cache, such as 512MiB")
+    kv = parser.add_argument_group("KV cache")
+    _add(kv, "--page-size", type=positive, metavar="TOKENS", help="tokens per page (16)")
+    _add(kv, "--no-prefix-cache", dest="prefix_cache", action="store_false", help="do not reuse KV between requests")
+    machine = parser.add_argument_group("machine")
+    _add(machine, "--device", choices=("auto", "cpu", "cuda"), help="where to run (auto)")
+    _add(machine, "--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="of weights and KV (auto)")
+    _add(machine, "--threads", type=positive, help="threads of the executor")
+    _add(machine, "--kernels", help="which kernels to prefer")
+
+
+def _add(group: Any, flag: str, **options: Any) -> None:
+    group.add_argument(flag, default=argparse.SUPPRESS, **options)
+
+
+def port(text: str) -> int:
+    value = natural(text)
+    if value > 65535:
+        raise argparse.ArgumentTypeError(f"port {value} is beyond 65535")
+    return value
+
+
+def given(args: argparse.Namespace) -> dict[str, Any]:
+    """What the user gave, by option name."""
+    return {name: value for name, value in vars(args).items() if name not in ("run", "launch", "subcommand")}
+
+
+def run(args: argparse.Namespace) -> int:
+    code: int = args.launch(given(args))
+    return code

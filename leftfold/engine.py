@@ -1,0 +1,293 @@
+"""The actor that joins log, reducer and executor: one inbox, one order, one loop."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from leftfold.errors import ConfigurationError, EngineError, EngineFault
+from leftfold.events import Event, ExecutorLost, ForwardDone, LogError, Started, Tick
+from leftfold.fsm import LAWS, Config, Effects, Gate, decide
+from leftfold.refuse import refusal
+from leftfold.replay.errors import ReducerFault, ReplayError
+from leftfold.replay.fold import Fold
+from leftfold.worker import Done, Executor, GivenUp, Lost, Ready, Worker
+
+logger = logging.getLogger("leftfold.engine")
+
+LOSSES = 3
+"""After so many losses in a row without a result, the requests of the step that keeps failing end with an error."""
+
+_STOP = object()
+
+
+class Engine:
+    """Takes messages from its inbox, logs and folds them, and keeps the executor busy.
+
+    `start` folds what the log holds and logs a `Started`; `run` loops in the calling thread until `stop` (or until
+    a `Shutdown` is through); `submit`, `stop` and `stats` may be called from any thread. `on_effects(effects)` is
+    called in the engine's thread after each event, once the log is flushed. `clock`: wall nanoseconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        log: Any,
+        executor: Executor,
+        config: Config,
+        model: str,
+        on_effects: Callable[[Effects], None] | None = None,
+        code: str = "",
+        clock: Callable[[], int] = time.time_ns,
+        backoff: float = 0.2,
+    ) -> None:
+        self.log = log
+        self.config = config
+        self.model = model
+        self.fault = ""
+        self._executor = executor
+        self._on_effects = on_effects
+        self._code = code
+        self._clock = clock
+        self._fold = Fold()
+        self._inbox: SimpleQueue[Any] = SimpleQueue()
+        self._worker = Worker(executor, self._inbox.put, backoff)
+        self._lock = threading.Lock()
+        self._pending: list[Effects] = []
+        self._wall = 0
+        self._wake_at: int | None = None
+        self._losses = 0
+        self._incarnation = 0
+        self._ready = False
+        self._again = False
+        self._stopping = False
+        self._closed = False
+
+    @property
+    def state(self) -> Any:
+        """The folded state; read it in the engine's thread, or while the engine stands still."""
+        return self._fold.state
+
+    # Called from any thread
+
+    def submit(self, event_type: type[Event], /, **fields: Any) -> None:
+        """Put an un-stamped event into the inbox. Raises TypeError on a wrong field, EngineError once stopped."""
+        if self._closed:
+            raise EngineError("the engine has stopped: nothing is taken any more")
+        self._inbox.put(event_type(t=0, **fields))
+
+    def stop(self) -> None:
+        """Leave `run` after what is in the inbox now; live requests stay in the log for the next start."""
+        self._inbox.put(_STOP)
+
+    def stats(self) -> dict[str, Any]:
+        """What the state says right now, and why nothing is taken if so (`fault`)."""
+        with self._lock:
+            figures = dict(self.state.stats()) if self.state is not None else {}
+        return {**figures, "incarnation": self._incarnation, "fault": self.fault}
+
+    # The life of an engine
+
+    def start(self) -> None:
+        """Fold the log, then log a `Started`. Raises ConfigurationError for a log of another model or other laws.
+
+        A record on which the reducer fails is not tried again: the engine then comes up refusing all work, and
+        `fault` says why.
+        """
+        try:
+            for record in self.log:
+                self._check(record.event)
+                self._fold.take(record.seq, record.event)
+        except ReducerFault as fault:
+            self.fault = f"{fault}; the log is kept as it is: move it away, or replay it with a version that folds it"
+            logger.error("refusing all work: %s", self.fault)
+            return
+        except ReplayError as error:
+            raise ConfigurationError(f"the log cannot be folded: {error}; choose another --log-dir") from error
+        if self._fold.first is not None and self._fold.last is not None:
+            self._wall = self._fold.first.wall_ns
+            self._incarnation = self._fold.last.incarnation
+        self._executor.reset()
+        self._worker.start()
+        self._started()
+
+    def run(self) -> None:
+        """The loop. Raises EngineFault when the reducer fails, EngineError when log or executor are beyond use."""
+        try:
+            while not self._stopping:
+                self._turn(self._take())
+        except ReducerFault as fault:
+            self.fault = str(fault)
+            raise EngineFault(self.fault, fault.seq) from fault
+        finally:
+            self.close()
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Flush and close the log; a forward that still runs gets `timeout` seconds and is left alone then."""
+        if self._closed:
+            return
+        self._closed = True
+        self._worker.close(timeout)
+        self.log.close()
+
+    # The loop
+
+    def _turn(self, messages: Iterable[Any]) -> None:
+        """Everything that waited, in its order; then at most one decision; then, the log flushed, what it led to."""
+        try:
+            with self._lock:
+                for message in messages:
+                    self._handle(message)
+                if self.state is not None and self.state.gate is Gate.STOPPED:
+                    self._stopping = True
+                self._again = self._ready and not self._stopping and self._tick()
+        finally:
+            self._emit()
+
+    def _take(self) -> list[Any]:
+        """All messages that are there; waits for one when there is nothing to do."""
+        messages: list[Any] = []
+        try:
+            messages.append(self._inbox.get(timeout=self._patience()))
+            while not self._inbox.empty():
+                messages.append(self._inbox.get_nowait())
+        except Empty:
+            pass
+        return messages
+
+    def _patience(self) -> float | None:
+        """Seconds to wait for a message: none after a decision, until `wake_at` at the latest."""
+        if self._again:
+            return 0.0
+        if self._wake_at is None or not self._ready:
+            return None
+        return max(0.001, (self._wake_at - self._now()) / 1e6)
+
+    def _handle(self, message: Any) -> None:
+        match message:
+            case Done(incarnation, result):
+                if incarnation == self._incarnation:
+                    self._done(result)
+            case Lost():
+                self._executor_lost(message)
+            case Ready():
+                self._started()
+            case GivenUp(error):
+                raise EngineError(f"the executor was lost and cannot be reset: {error}")
+            case _ if message is _STOP:
+                self._stopping = True
+            case _ if self.fault:
+                self._pending.append(refusal(message, "failed", self.fault))
+            case _:
+                self._submitted(message)
+
+    def _submitted(self, event: Event) -> None:
+        try:
+            self._record(replace(event, t=self._now()))
+        except (TypeError, ValueError) as error:  # a value that no record can hold; nothing was written
+            logger.warning("%s refused: %s", type(event).__name__, error)
+            self._pending.append(refusal(event, "invalid", f"cannot be logged: {error}"))
+
+    def _done(self, result: Any) -> None:
+        self._forward_done(result.step, result.tokens, result.digest, result.error)
+        if self.state.executor_present:
+            self._losses = 0
+            return
+        self._losses += 1  # the reducer took the result for that of another plan, and the executor for lost
+        if self._losses >= LOSSES:
+            raise EngineError(f"the result of step {result.step} is not that of its plan, {LOSSES} times in a row")
+        logger.error("the result of step %d is not that of its plan: the executor begins anew", result.step)
+        self._reset()
+
+    def _forward_done(self, step: int, tokens: Any, digest: str | None, error: Any) -> None:
+        self._record(ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error))
+
+    def _executor_lost(self, lost: Lost) -> None:
+        if lost.incarnation != self._incarnation:
+            return
+        self._losses += 1
+        logger.error("executor lost in step %d (%d in a row): %s", lost.plan.step, self._losses, lost.error)
+        if self._losses >= LOSSES:
+            self._losses = 0
+            culprits = {"text": lost.error, "retry": False, "rows": tuple(range(len(lost.plan.rows)))}
+            self._forward_done(lost.plan.step, (), None, culprits)
+        self._record(ExecutorLost(t=self._now(), error=lost.error))
+        self._reset()
+
+    def _reset(self) -> None:
+        self._ready = False
+        self._worker.reset(self._incarnation)
+
+    def _started(self) -> None:
+        wall = self._clock()
+        self._wall = self._wall or wall
+        self._incarnation += 1
+        self._record(
+            Started(
+                t=self._now(),
+                incarnation=self._incarnation,
+                wall_ns=wall,
+                config=self.config.as_dict(),
+                model=self.model,
+                code=self._code,
+                laws=LAWS,
+            )
+        )
+        self._ready = True
+        self._again = True
+
+    def _tick(self) -> bool:
+        """Decide once; whether something was decided. A decision that fails is logged as a `Tick` without a plan."""
+        now = self._now()
+        try:
+            plan = decide(self.state, now)
+        except Exception as error:  # a programmer's error: the log shows where, so that no restart walks into it
+            seq = self.log.append(Tick(t=now))
+            raise ReducerFault(seq, None, error) from error
+        if plan is None:
+            return False
+        effects = self._record(Tick(t=now, plan=plan))
+        if effects.plan is not None:
+            self._worker.execute(self._incarnation, effects.plan)
+        return True
+
+    def _record(self, event: Event) -> Effects:
+        """Log, then fold. TypeError or ValueError: the event cannot be written, and nothing happened."""
+        try:
+            seq = self.log.append(event)
+        except (OSError, LogError) as error:
+            raise EngineError(f"the log cannot be written: {error}") from error
+        effects = self._fold.take(seq, event)
+        self._wake_at = effects.wake_at
+        self._pending.append(effects)
+        return effects
+
+    def _emit(self) -> None:
+        """What the events led to leaves the engine, once they are on their way to the disk."""
+        pending, self._pending = self._pending, []
+        if not pending:
+            return
+        if any(effects.outputs or effects.acks for effects in pending):
+            self.log.flush()
+        if self._on_effects is None:
+            return
+        for effects in pending:
+            try:
+                self._on_effects(effects)
+            except Exception:  # the boundary: no listener stops the engine
+                logger.exception("a listener failed")
+
+    def _check(self, event: Event) -> None:
+        if isinstance(event, Started) and event.model != self.model:
+            raise ConfigurationError(
+                f"the log holds model {event.model!r}, not {self.model!r}: choose another --log-dir"
+            )
+
+    def _now(self) -> int:
+        """Event time: µs since the first `Started` by the wall clock, never less than the last record's."""
+        return max(self._fold.t, (self._clock() - self._wall) // 1000)

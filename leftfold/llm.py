@@ -1,0 +1,212 @@
+"""Offline use: a model in this process. `LLM("smollm2").chat([{"role": "user", "content": "Hello"}])`."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from leftfold.answer import Answer, Completion, Usage
+from leftfold.builder import build_engine, load_model
+from leftfold.engine import Engine
+from leftfold.errors import EngineError
+from leftfold.events import Abort, Admit, SamplingParams
+from leftfold.fsm import Effects, Output
+from leftfold.options import EngineOptions
+
+Prompt = str | Sequence[int]
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """A model with its engine, in this process.
+
+    `model`: `smollm2`, a local folder, a `.gguf` file or a hub id; `options` as in `EngineOptions`. Without a
+    `log_dir` the events are not kept. Raises EngineError or HubError when the model cannot be loaded. Close it, or
+    use it in a `with` statement. Several threads may ask at once; their requests share the batch.
+    """
+
+    def __init__(self, model: str = "smollm2", **options: Any) -> None:
+        options.setdefault("durability", "async" if options.get("log_dir") else "off")
+        chosen = EngineOptions(model=model, **options)
+        loaded = load_model(chosen)
+        self.tokenizer = loaded.tokenizer
+        self.engine: Engine = build_engine(chosen, self._deliver, loaded)
+        self._inboxes: dict[str, SimpleQueue[tuple[str, Output | None]]] = {}
+        self._failure = ""
+        self.engine.start()
+        self._thread = threading.Thread(target=self._run, name="leftfold-engine", daemon=True)
+        self._thread.start()
+
+    # Asking
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        use_tqdm: bool = True,
+    ) -> list[Completion]:
+        """Continue each prompt (a text or token ids); one completion per prompt and choice, in order.
+
+        `params`: one for all, or one per prompt. `stop`: strings that end an answer. Raises ValueError for a
+        prompt that is empty.
+        """
+        each = _as_prompts(prompts)
+        ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]
+        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), use_tqdm)
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+        use_tqdm: bool = True,
+    ) -> list[Completion]:
+        """Answer one conversation, or each of several; messages as in the HTTP API. Raises TemplateError."""
+        each: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        ids = [self.tokenizer.encode_chat(conversation) for conversation in each]
+        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), use_tqdm)
+
+    def stream(
+        self,
+        prompt: Prompt | Sequence[Message],
+        params: SamplingParams | None = None,
+        *,
+        stop: str | Sequence[str] = (),
+    ) -> Iterator[str | Completion]:
+        """One answer as it comes: pieces of text, then the `Completion`. Closing the iterator aborts it."""
+        if isinstance(prompt, str):
+            ids = self.tokenizer.encode(prompt)
+        elif prompt and isinstance(prompt[0], Mapping):
+            ids = self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+        else:
+            ids = list(prompt)  # type: ignore[arg-type]
+        with self._admitted([ids], [params or SamplingParams()], _as_stops(stop)) as (answers, inbox):
+            (answer,) = answers.values()
+            while answer.result is None:
+                if text := self._next(answers, inbox)[1]:
+                    yield text
+            yield answer.result
+
+    def _answers(
+        self, prompts: list[list[int]], params: list[SamplingParams], stops: Sequence[str], use_tqdm: bool
+    ) -> list[Completion]:
+        from tqdm import tqdm
+
+        with self._admitted(prompts, params, stops) as (answers, inbox):
+            left = len(answers)
+            with tqdm(total=left, desc="Generating", unit="answer", disable=not use_tqdm) as bar:
+                while left:
+                    answer, _ = self._next(answers, inbox)
+                    if answer.result is not None:
+                        left -= 1
+                        bar.update()
+            return [answer.result for answer in answers.values() if answer.result is not None]
+
+    @contextmanager
+    def _admitted(
+        self, prompts: list[list[int]], params: list[SamplingParams], stops: Sequence[str]
+    ) -> Iterator[tuple[dict[str, Answer], SimpleQueue[tuple[str, Output | None]]]]:
+        """Put requests into the engine; what has not ended when the block is left is aborted."""
+        inbox: SimpleQueue[tuple[str, Output | None]] = SimpleQueue()
+        answers: dict[str, Answer] = {}
+        batch = secrets.token_hex(6)
+        try:
+            for index, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
+                for choice in range(wanted.n):
+                    rid = f"{batch}-{index}-{choice}"
+                    answers[rid] = Answer(rid, prompt, self.tokenizer, stops)
+                    self._inboxes[rid] = inbox
+                    self.engine.submit(Admit, rid=rid, prompt=prompt, params=self._resolved(wanted, choice))
+            if self._failure:
+                raise EngineError(self._failure)
+            yield answers, inbox
+        finally:
+            for rid, answer in answers.items():
+                self._inboxes.pop(rid, None)
+                if answer.result is None and not self._failure:
+                    self.engine.submit(Abort, rid=rid, reason="the caller went away")
+
+    def _next(
+        self, answers: dict[str, Answer], inbox: SimpleQueue[tuple[str, Output | None]]
+    ) -> tuple[Answer, str]:
+        """Wait for one output; the answer it belongs to and the text that became final. Raises EngineError."""
+        while True:
+            rid, output = inbox.get()
+            if output is None:
+                raise EngineError(self._failure)
+            answer = answers[rid]
+            if answer.result is not None:
+                continue
+            text = answer.take(output)
+            if answer.stopped and output.finish_reason is None:
+                self.engine.submit(Abort, rid=rid, reason="stop_string", keep=len(answer.token_ids))
+            if text or answer.result is not None:
+                return answer, text
+
+    def _resolved(self, params: SamplingParams, choice: int) -> SamplingParams:
+        """One choice's own parameters: the model's end tokens, and a seed if none was given."""
+        ends = () if params.ignore_eos else self.tokenizer.eos_ids
+        stops = tuple(dict.fromkeys((*params.stop_token_ids, *ends)))
+        seed = secrets.randbits(63) if params.seed is None else params.seed + choice
+        return dataclasses.replace(params, stop_token_ids=stops, seed=seed, n=1)
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            self.engine.run()
+            self._failure = "the engine was stopped"
+        except Exception as error:  # whoever waits must hear of it, whatever it is
+            self._failure = str(error)
+        for inbox in list(self._inboxes.values()):
+            inbox.put(("", None))
+
+    def _deliver(self, effects: Effects) -> None:
+        for output in effects.outputs:
+            if (inbox := self._inboxes.get(output.rid)) is not None:
+                inbox.put((output.rid, output))
+
+    # The end
+
+    def close(self) -> None:
+        """Stop the engine and give back its memory; what still runs ends."""
+        self.engine.stop()
+        self._thread.join()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+    if params is None or isinstance(params, SamplingParams):
+        return [params or SamplingParams()] * count
+    if len(params) != count:
+        raise ValueError(f"{len(params)} sampling parameters for {count} prompts: give one for all, or one for each")
+    return list(params)
+
+
+def _as_stops(stop: str | Sequence[str]) -> list[str]:
+    return [stop] if isinstance(stop, str) else list(stop)
+
+
+__all__ = ["LLM", "Completion", "Usage"]

@@ -1,0 +1,42 @@
+"""What an engine can be told, whoever builds it; the server's options hold the same names and more."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineOptions:
+    """Options of one engine. None means: decided from the model, the device and free memory.
+
+    `model`: `smollm2`, a local folder, a `.gguf` file or a hub id. `log_dir`: the log itself; None is
+    `logs/<model>`. `kv_tokens`, `page_size`, `max_*` in tokens or sequences; `kv_memory` in bytes. `threads` of the
+    executor. `durability`: "async" group-commits, "off" keeps no log.
+    """
+
+    model: str = "smollm2"
+    log_dir: str | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_chunk_tokens: int | None = None
+    max_model_len: int | None = None
+    max_queued_requests: int | None = None
+    kv_tokens: int | None = None
+    kv_memory: int | None = None
+    page_size: int | None = None
+    policy: str = "fcfs"
+    pipeline_depth: int = 0
+    prefix_cache: bool = True
+    dtype: str = "auto"
+    device: str = "auto"
+    threads: int | None = None
+    kernels: str | None = None
+    durability: str = "async"
+
+    @classmethod
+    def of(cls, options: Any) -> EngineOptions:
+        """The engine's part of any object that has options by these names."""
+        names = [field.name for field in dataclasses.fields(cls)]
+        return cls(**{name: getattr(options, name) for name in names if hasattr(options, name)})

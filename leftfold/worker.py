@@ -1,0 +1,120 @@
+"""The executor's own thread: plans in, results out, in step order. Its end is a message, never an exception."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from leftfold.events import ExecutionPlan
+
+RESETS = 3
+"""How often a lost executor is reset before it is given up."""
+
+
+class Executor(Protocol):
+    """What the engine needs of an executor; results attest to their plan by its digest."""
+
+    def execute(self, plan: ExecutionPlan) -> Any:
+        """Apply one plan; a `Result` with step, tokens, digest and error."""
+
+    def reset(self) -> None:
+        """Forget every mirror and all KV, as after a `Started`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A step's result."""
+
+    incarnation: int
+    result: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """`execute` raised in `plan`; every later plan of this incarnation is dropped."""
+
+    incarnation: int
+    plan: ExecutionPlan
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The executor was reset."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The executor could not be reset in `RESETS` tries."""
+
+    error: str
+
+
+class Worker:
+    """One thread around an executor. What happens is posted as `Done`, `Lost`, `Ready` or `GivenUp`."""
+
+    def __init__(self, executor: Executor, post: Callable[[object], None], backoff: float = 0.2) -> None:
+        self._executor = executor
+        self._post = post
+        self._backoff = backoff
+        self._lost = -1
+        self._jobs: SimpleQueue[tuple[int, ExecutionPlan | None] | None] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="leftfold-executor", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def execute(self, incarnation: int, plan: ExecutionPlan) -> None:
+        """Queue a plan; plans run one after the other."""
+        self._jobs.put((incarnation, plan))
+
+    def reset(self, incarnation: int) -> None:
+        """Queue a reset after everything of `incarnation`."""
+        self._jobs.put((incarnation, None))
+
+    def close(self, timeout: float) -> bool:
+        """Let the running plan end, for at most `timeout` seconds; whether it did."""
+        self._jobs.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            incarnation, plan = job
+            if plan is None:
+                self._reset()
+            elif incarnation > self._lost:
+                self._execute(incarnation, plan)
+
+    def _execute(self, incarnation: int, plan: ExecutionPlan) -> None:
+        try:
+            self._post(Done(incarnation, self._executor.execute(plan)))
+        except Exception as error:  # the boundary: whatever an executor dies of becomes an event
+            self._lost = incarnation
+            self._post(Lost(incarnation, plan, describe(error)))
+
+    def _reset(self) -> None:
+        error = ""
+        for tried in range(RESETS):
+            time.sleep(self._backoff * tried)
+            try:
+                self._executor.reset()
+            except Exception as failure:  # the same boundary
+                error = describe(failure)
+            else:
+                return self._post(Ready())
+        self._post(GivenUp(error))
+
+
+def describe(error: BaseException) -> str:
+    """Type and text in one line."""
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+__all__ = ["Done", "Executor", "GivenUp", "Lost", "Ready", "Worker", "describe"]

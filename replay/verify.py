@@ -1,0 +1,142 @@
+"""Re-decide a log at every `Tick` and compare: the first difference is a divergence, named by number and field."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from leftfold.events import CodecError, Event, ForwardDone, LogError, Record, Started, Tick
+from leftfold.fsm import Effects, State, decide
+from leftfold.replay.compare import Divergence, compare_plans
+from leftfold.replay.errors import ReducerFault, ReplayError, SettingsError
+from leftfold.replay.fold import Fold
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What a verification found.
+
+    `events`: records read; `steps`: plans that went to an executor; `tokens`: tokens that clients were given.
+    `damage`: why the log cannot be read to its end. `torn`: what is said of a torn last line, which is no finding.
+    """
+
+    events: int = 0
+    steps: int = 0
+    tokens: int = 0
+    divergence: Divergence | None = None
+    damage: str | None = None
+    torn: str | None = None
+
+    @property
+    def clean(self) -> bool:
+        return self.divergence is None and self.damage is None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The verdict as one JSON-able object."""
+        divergence = None if self.divergence is None else self.divergence.as_dict()
+        found = {"events": self.events, "steps": self.steps, "tokens": self.tokens, "divergence": divergence}
+        return found | ({"damage": self.damage} if self.damage else {}) | ({"torn": self.torn} if self.torn else {})
+
+    def describe(self) -> str:
+        """Some lines for a reader."""
+        lines = [f"{self.events} events, {self.steps} steps, {self.tokens} tokens"]
+        if self.torn:
+            lines.append(f"torn tail: {self.torn}")
+        if self.damage:
+            lines.append(f"damaged log: {self.damage}")
+        if self.divergence:
+            lines.append(self.divergence.describe())
+        return "\n".join([*lines, "no divergence"] if self.clean else lines)
+
+
+@dataclass(slots=True)
+class _Verifier:
+    """Folds the recorded plans; beside that, decides anew until the first difference.
+
+    With other settings the new decisions come from a second state, which is right up to the first difference; the
+    first state goes on with the recorded plans, so that the whole log is folded and counted.
+    """
+
+    recorded: Fold
+    decided: Fold | None
+    verdict: Verdict
+    chain: dict[int, str] = field(default_factory=dict)
+    broken: bool = False
+
+    def take(self, seq: int, event: Event) -> None:
+        self.verdict.events += 1
+        if self.broken:
+            return self._count(event)
+        try:
+            self._compare(seq, event)
+            effects = self.recorded.take(seq, event)
+            self._attest(seq, event, effects)
+            self._count(event)
+            self.verdict.tokens += sum(len(output.tokens) for output in effects.outputs)
+        except SettingsError:
+            raise
+        except ReplayError as error:
+            self.broken = True
+            self._diverge(Divergence(seq, "fold", "a record that folds", str(error)))
+            self._count(event)
+
+    def _compare(self, seq: int, event: Event) -> None:
+        if self.verdict.divergence is not None:
+            return
+        fold = self.decided or self.recorded
+        if isinstance(event, Tick) and fold.state is not None:
+            if event.plan is None:
+                return self._diverge(Divergence(seq, "plan", None, "a decision that failed when it was logged"))
+            self._diverge(compare_plans(seq, event.plan, _decide(seq, fold.state, event.t)))
+        if self.decided is not None and self.verdict.divergence is None:
+            self.decided.take(seq, event)
+
+    def _attest(self, seq: int, event: Event, effects: Effects) -> None:
+        """A result must name the digest of the plan it executed, as the fold chains it."""
+        if isinstance(event, Started):
+            self.chain.clear()
+        elif effects.plan is not None:
+            self.chain[effects.plan.step] = effects.plan.digest
+        elif isinstance(event, ForwardDone):
+            expected = self.chain.pop(event.step, None)
+            if event.digest is not None and expected is not None and event.digest != expected:
+                self._diverge(Divergence(seq, "digest", event.digest, expected))
+
+    def _count(self, event: Event) -> None:
+        self.verdict.steps += isinstance(event, Tick) and event.plan is not None and event.plan.step is not None
+
+    def _diverge(self, divergence: Divergence | None) -> None:
+        if self.verdict.divergence is None:
+            self.verdict.divergence = divergence
+
+
+def _decide(seq: int, state: State, t: int) -> Any:
+    try:
+        return decide(state, t)
+    except Exception as error:  # nothing raises out of `decide` but a programmer's error
+        raise ReducerFault(seq, None, error) from error
+
+
+def verify(records: Iterable[Record], settings: Mapping[str, Any] | None = None) -> Verdict:
+    """Fold and re-decide `records`; `settings` replace those of the log when deciding anew.
+
+    Nothing that a log holds raises: what cannot be read is `damage`, what cannot be folded a divergence. Raises
+    `SettingsError` when the settings make no usable config.
+    """
+    verdict = Verdict()
+    verifier = _Verifier(Fold(), Fold(override=settings) if settings else None, verdict)
+    try:
+        for record in records:
+            verifier.take(record.seq, record.event)
+    except (LogError, CodecError) as error:
+        verdict.damage = str(error)
+    if dropped := getattr(records, "dropped", None):
+        place = f"{dropped.segment}, line {dropped.line}, byte {dropped.offset}"
+        verdict.torn = f"{place}: {dropped.size} bytes of a record that was never finished"
+    if verdict.events == 0 and verdict.damage is None:
+        verdict.damage = "the log is empty"
+    return verdict
+
+
+__all__ = ["Verdict", "verify"]
