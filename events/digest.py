@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from hashlib import blake2b
+from typing import Any
 
 import numpy as np
 import orjson
@@ -14,13 +15,18 @@ from leftfold.events.plan import ExecutionPlan, Joined, Plan, TokenArray
 START = "0" * 32
 
 
+def canonical(value: Any) -> bytes:
+    """JSON bytes of plain values, sequences and integer arrays: equal values have equal bytes."""
+    return orjson.dumps(value, option=orjson.OPT_SERIALIZE_NUMPY)
+
+
 def digest_of(
     previous: str, plan: Plan, ended: Sequence[int], joined: Sequence[Joined], chunk_tokens: Sequence[TokenArray]
 ) -> str:
     """BLAKE2b-128 over the previous digest, the logged delta and everything hydrated into it; 32 hex digits."""
     parts = [previous.encode(), plan_json(plan)]
     if ended:
-        parts.append(orjson.dumps(list(ended)))
+        parts.append(canonical(list(ended)))
     for row in joined:
         parts += (b"%d," % row.prompt_len, params_json(row.params), np.ascontiguousarray(row.tokens, "<i4").tobytes())
     parts += [np.ascontiguousarray(tokens, "<i4").tobytes() for tokens in chunk_tokens]

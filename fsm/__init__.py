@@ -1,0 +1,14 @@
+"""The pure core: events fold into a state; `decide` chooses, `apply` writes, `step` is the one after the other."""
+
+from leftfold.fsm.effects import Ack, Effects, FinishReason, Output, Outputs, Usage
+from leftfold.fsm.errors import InvariantViolation, PlanRefused
+from leftfold.fsm.lifecycle import LIVE, TRANSITIONS, Phase, Trigger
+from leftfold.fsm.limits import Config, ConfigError
+from leftfold.fsm.planner import decide
+from leftfold.fsm.reducer import LAWS, apply, step
+from leftfold.fsm.state import Gate, State
+
+__all__ = [
+    "Ack", "Config", "ConfigError", "Effects", "FinishReason", "Gate", "InvariantViolation", "LAWS", "LIVE", "Output",
+    "Outputs", "Phase", "PlanRefused", "State", "TRANSITIONS", "Trigger", "Usage", "apply", "decide", "step",
+]  # fmt: skip

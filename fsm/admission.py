@@ -1,0 +1,166 @@
+"""Admission: what can never run is refused at once with a clear error, everything else waits in line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from leftfold.events.plan import TokenArray
+from leftfold.events.types import Admit, SamplingParams
+from leftfold.fsm.effects import FinishReason, Outputs, closing_output
+from leftfold.fsm.ending import forget
+from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.limits import token_limit
+from leftfold.fsm.prefix import namespace
+from leftfold.fsm.request import Request
+from leftfold.fsm.seating import enqueue
+from leftfold.fsm.state import Gate, State
+
+MAX_TOKEN = (1 << 31) - 1
+
+
+class Refusal(Exception):
+    """Why an `Admit` is refused: a code for the server, a text for the client."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        self.text = text
+
+
+def admit(state: State, event: Admit, outputs: Outputs) -> None:
+    """A request enters the line, or is refused with a terminal output. One that is live already is a no-op."""
+    if (event.rid, event.epoch) in state.live:
+        state.count("ignored")
+        return
+    try:
+        _check_gate(state)
+        tokens = _tokens(event.prompt, state.config.vocab_size)
+        _check(state, event, len(tokens))
+        _check_queue(state, len(tokens))
+    except Refusal as refusal:
+        _refuse(state, event, refusal, outputs)
+        return
+    request = _request(state, event, tokens)
+    state.requests[event.rid] = request
+    state.live[request.key] = request
+    advance(request, Trigger.ADMIT)
+    enqueue(state, request)
+    if request.deadline_at:
+        state.deadlines.add((request.deadline_at, request.arrival, 0), request)
+    if request.queue_deadline_at:
+        state.deadlines.add((request.queue_deadline_at, request.arrival, 1), request)
+
+
+def _request(state: State, event: Admit, tokens: TokenArray) -> Request:
+    request = Request(event.rid, event.epoch, state.next_arrival, tokens, event.params)
+    state.next_arrival += 1
+    request.priority = event.priority
+    request.tenant = event.tenant
+    request.rank = state.policy(request)
+    request.limit = token_limit(len(tokens), event.params.max_tokens, state.config)
+    request.deadline_at = event.t + event.deadline if event.deadline else 0
+    request.queue_deadline_at = event.t + event.queue_deadline if event.queue_deadline else 0
+    request.reads_cache = state.config.prefix_cache and event.cache != "off"
+    request.publishes = state.config.prefix_cache and event.cache == "use"
+    request.root = namespace(generation=state.generation, salt=event.cache_salt)
+    return request
+
+
+def _refuse(state: State, event: Admit, refusal: Refusal, outputs: Outputs) -> None:
+    request = Request(event.rid, event.epoch, state.next_arrival, np.empty(0, np.int32), SamplingParams())
+    state.next_arrival += 1
+    request.prompt_len = len(event.prompt) if isinstance(event.prompt, (Sequence, np.ndarray)) else 0
+    error = {"code": refusal.code, "text": refusal.text}
+    outputs.parts.append(closing_output(request, request.prompt_len, FinishReason.ERROR, error))
+    advance(request, Trigger.REFUSE)
+    state.count("refused")
+    state.requests[event.rid] = request
+    forget(state, request)
+
+
+def _check_gate(state: State) -> None:
+    if state.gate in (Gate.CLOSING, Gate.STOPPED):
+        raise Refusal("closing", "the engine is shutting down")
+
+
+def _check_queue(state: State, tokens: int) -> None:
+    config = state.config
+    if config.max_queued_requests is not None and len(state.waiting) >= config.max_queued_requests:
+        raise Refusal("queue_full", f"{len(state.waiting)} requests are waiting, max_queued_requests is reached")
+    if config.max_queued_tokens is not None and state.queued_tokens + tokens > config.max_queued_tokens:
+        raise Refusal(
+            "queue_full",
+            f"{state.queued_tokens} tokens are waiting, {tokens} more are over max_queued_tokens "
+            f"({config.max_queued_tokens})",
+        )
+
+
+def _tokens(prompt: Any, vocab_size: int | None) -> TokenArray:
+    """The prompt as int32 ids, or a refusal that names the first bad one."""
+    try:
+        tokens = np.asarray(prompt)
+    except (ValueError, TypeError, OverflowError):
+        raise Refusal("invalid", "prompt is not a list of token ids") from None
+    if tokens.ndim != 1:
+        raise Refusal("invalid", "prompt is not a list of token ids")
+    if not tokens.size:
+        raise Refusal("invalid", "prompt is empty")
+    if tokens.dtype.kind not in "iu":
+        raise Refusal("invalid", f"prompt holds {tokens[0]!r}, which is no token id")
+    bound = MAX_TOKEN + 1 if vocab_size is None else vocab_size
+    wrong = (tokens < 0) | (tokens >= bound)
+    if wrong.any():
+        at = int(wrong.argmax())
+        raise Refusal("invalid", f"prompt[{at}] is {int(tokens[at])}, outside the vocabulary (0 to {bound - 1})")
+    return tokens.astype(np.int32)
+
+
+def _is_count(value: object, least: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+
+def _check(state: State, event: Admit, prompt: int) -> None:
+    config, params = state.config, event.params
+    if prompt >= config.max_model_len:
+        raise Refusal("invalid", f"prompt has {prompt} tokens, max_model_len {config.max_model_len} leaves no room")
+    if prompt > config.capacity:
+        raise Refusal("invalid", f"prompt has {prompt} tokens, the KV memory holds {config.capacity}")
+    if not _is_count(params.max_tokens, 1):
+        raise Refusal("invalid", f"max_tokens is {params.max_tokens!r}, it must be at least 1")
+    if not _is_count(params.min_tokens, 0):
+        raise Refusal("invalid", f"min_tokens is {params.min_tokens!r}, it must be at least 0")
+    for token in params.stop_token_ids:
+        if not _is_count(token, 0) or token > MAX_TOKEN:
+            raise Refusal("invalid", f"stop_token_ids holds {token!r}, which is no token id")
+    for name in ("deadline", "queue_deadline"):
+        if not _is_count(getattr(event, name), 0):
+            raise Refusal("invalid", f"{name} is {getattr(event, name)!r}, it must be a duration in µs")
+    if not isinstance(event.priority, int):
+        raise Refusal("invalid", f"priority is {event.priority!r}, it must be an integer")
+    if event.cache not in ("use", "read", "off"):
+        raise Refusal("invalid", f"cache is {event.cache!r}, it must be use, read or off")
+    _check_supported(event)
+
+
+def _check_supported(event: Admit) -> None:
+    """What the vocabulary has and these laws do not do yet is refused, never ignored."""
+    params = event.params
+    wanted = {
+        "n": params.n != 1,
+        "grammar": params.grammar is not None,
+        "processors": bool(params.processors),
+        "adapter": bool(event.adapter),
+        "media": bool(event.media),
+        "session": event.session is not None,
+        "peer": event.peer is not None,
+        "shard": event.shard is not None,
+        "task": event.task != "generate",
+        "want": bool(event.want),
+    }
+    for name, asked in wanted.items():
+        if asked:
+            value = getattr(params, name) if hasattr(params, name) else getattr(event, name)
+            raise Refusal("invalid", f"{name} {value!r} is not supported")

@@ -1,0 +1,50 @@
+"""What changes every step, as int64 columns indexed by slot."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from leftfold.events.plan import IntArray
+
+WATCHED = 1 << 18
+"""Stop ids below this are watched by column; a request with a larger one is looked at every step."""
+
+
+class Columns:
+    """One entry per slot; an entry means nothing while its slot is free.
+
+    `computed`: positions whose K/V is written and committed. `capacity`: positions that its pages can hold.
+    `cursor`: index into the pool's flat token mirror of position `computed` (valid while `computed < capacity`).
+    `alarm`: the row is looked at one by one once `computed` reaches it (a page is full, or the limit is reached).
+    `last`: the newest token, whose K/V is not computed yet.
+    """
+
+    __slots__ = ("alarm", "capacity", "computed", "cursor", "last", "watch", "watching")
+
+    def __init__(self, slots: int) -> None:
+        self.computed: IntArray = np.zeros(slots, np.int64)
+        self.capacity: IntArray = np.zeros(slots, np.int64)
+        self.cursor: IntArray = np.zeros(slots, np.int64)
+        self.alarm: IntArray = np.zeros(slots, np.int64)
+        self.last: IntArray = np.zeros(slots, np.int64)
+        # watch[token]: running requests that stop at it; the last entry stays 0, larger tokens are clipped to it
+        self.watch: IntArray = np.zeros(1, np.int64)
+        self.watching = 0
+
+    def watch_for(self, stops: frozenset[int], change: int) -> None:
+        """A request with these stop ids begins (`change` 1) or ceases (-1) to run."""
+        for token in sorted(stops):
+            if token >= WATCHED:
+                return
+            if token + 1 >= len(self.watch):
+                self.watch = np.concatenate((self.watch, np.zeros(token + 2 - len(self.watch), np.int64)))
+            self.watch[token] += change
+            self.watching += change
+
+    def copy(self) -> Columns:
+        """An independent copy."""
+        other = object.__new__(Columns)
+        for name in ("computed", "capacity", "cursor", "alarm", "last", "watch"):
+            setattr(other, name, getattr(self, name).copy())
+        other.watching = self.watching
+        return other

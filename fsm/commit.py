@@ -1,0 +1,210 @@
+"""What a step's result does: tokens are committed, full pages published, rows moved on or ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from leftfold.events.plan import IntArray
+from leftfold.events.types import ForwardDone
+from leftfold.fsm.effects import FinishReason, Output, Outputs, TokenBatch, Usage
+from leftfold.fsm.ending import drain, end, end_with_output
+from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.prefix import extend_keys, page_key
+from leftfold.fsm.recovery import lose_executor
+from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.rows import ChunkRow
+from leftfold.fsm.seating import next_alarm
+from leftfold.fsm.state import InFlight, State
+
+MAX_LONE_FAILURES = 3
+"""Failed steps in which a request was the only row, after which it is taken for the culprit."""
+
+
+def forward_done(state: State, event: ForwardDone, outputs: Outputs) -> None:
+    """Fold a result. One of a step that is not in flight is a no-op; one that is wrong loses the executor."""
+    if not any(flight.step == event.step for flight in state.in_flight):
+        state.count("ignored")
+        return
+    flight = state.in_flight[0]
+    tokens = _attested(flight, event)
+    if tokens is None:
+        lose_executor(state)
+    elif event.error is not None:
+        _fail(state, event, outputs)
+    else:
+        state.in_flight.popleft()
+        state.count("steps")
+        _commit(state, flight, tokens, outputs)
+        drain(state, flight)
+
+
+def _attested(flight: InFlight, event: ForwardDone) -> IntArray | None:
+    """The result's tokens (int64) if it is the oldest step's, of the right plan and of the right count."""
+    if event.step != flight.step or event.digest not in (None, flight.digest):
+        return None
+    rows = flight.rows
+    if event.error is not None:
+        return np.empty(0, np.int64)
+    tokens = np.asarray(event.tokens, np.int64)
+    expected = len(rows.decode) + sum(chunk.samples for chunk in rows.chunks)
+    if tokens.shape != (expected,) or event.counts is not None:
+        return None
+    return tokens
+
+
+def _commit(state: State, flight: InFlight, tokens: IntArray, outputs: Outputs) -> None:
+    rows = flight.rows
+    over: list[tuple[Request, FinishReason]] = []
+    if len(rows.decode):
+        _commit_decode(state, flight, tokens[: len(rows.decode)], outputs, over)
+    if rows.chunks:
+        _commit_chunks(state, flight, tokens[len(rows.decode) :].tolist(), outputs, over)
+    for reason in FinishReason:
+        ended = [request for request, why in over if why is reason]
+        if ended:
+            end(state, ended, reason)
+
+
+def _commit_decode(
+    state: State, flight: InFlight, tokens: IntArray, outputs: Outputs, over: list[tuple[Request, FinishReason]]
+) -> None:
+    rows, columns = flight.rows, state.columns
+    seats, slots, starts, inputs = rows.decode.seats, rows.decode.slots, rows.starts, rows.inputs
+    if flight.ended:
+        alive = np.flatnonzero(~np.isin(slots, flight.ended))
+        seats = [seats[index] for index in alive.tolist()]
+        slots, starts, inputs, tokens = slots[alive], starts[alive], inputs[alive], tokens[alive]
+    cursor = columns.cursor[slots]
+    state.pool.flat[cursor] = inputs
+    columns.cursor[slots] = cursor + 1
+    computed = starts + 1
+    columns.computed[slots] = computed
+    columns.last[slots] = tokens
+    marked = computed >= columns.alarm[slots]
+    if columns.watching:
+        marked |= columns.watch.take(tokens, mode="clip") != 0
+    state.count("generation_tokens", len(seats))
+    ended: dict[int, tuple[FinishReason, Usage]] = {}
+    for index in marked.nonzero()[0].tolist():
+        seat, at = seats[index], int(computed[index])
+        if at % state.config.page_size == 0:
+            publish_page(state, seat, at // state.config.page_size - 1)
+        reason = _reason(seat.request, int(tokens[index]), at)
+        if reason is None:
+            columns.alarm[seat.slot] = next_alarm(state, seat.request, at)
+        else:
+            ended[index] = (reason, _usage(seat.request, at))
+            over.append((seat.request, reason))
+    outputs.parts.append(TokenBatch(seats, computed, tokens, ended))
+
+
+def _commit_chunks(
+    state: State, flight: InFlight, tokens: list[int], outputs: Outputs, over: list[tuple[Request, FinishReason]]
+) -> None:
+    sampled = iter(tokens)
+    decoding: list[Seat] = []
+    for chunk in flight.rows.chunks:
+        token = next(sampled) if chunk.samples else None
+        if chunk.seat.slot in flight.ended or not chunk.length:
+            continue
+        _store_chunk(state, chunk)
+        request = chunk.seat.request
+        state.count("prompt_tokens", chunk.length)
+        if token is None:
+            advance(request, Trigger.CHUNK)
+            continue
+        at = chunk.start + chunk.length
+        advance(request, Trigger.PREFILLED)
+        decoding.append(chunk.seat)
+        del state.prefilling[chunk.seat.slot]
+        _begin_decoding(state, chunk.seat, token, at)
+        reason = _reason(request, token, at)
+        usage = None if reason is None else _usage(request, at)
+        outputs.parts.append(
+            Output(request.rid, request.epoch, request.choice, at, (token,), reason, None, usage, "")
+        )
+        state.count("generation_tokens")
+        if reason is not None:
+            over.append((request, reason))
+    if decoding:
+        decoding.sort(key=lambda seat: seat.order)
+        state.decoding = state.decoding.including(decoding)
+
+
+def _store_chunk(state: State, chunk: ChunkRow) -> None:
+    """Mirror a chunk's tokens into its pages, and publish those that it filled."""
+    size, seat = state.config.page_size, chunk.seat
+    end = chunk.start + chunk.length
+    first, full = chunk.start // size, end // size
+    pages = np.array(seat.pages[first : -(-end // size)], np.int64)
+    places = (pages[:, None] * size + np.arange(size)).reshape(-1)
+    state.pool.flat[places[chunk.start - first * size : end - first * size]] = chunk.tokens
+    state.columns.computed[seat.slot] = end
+    if seat.request.publishes and full > first:
+        request = seat.request
+        extend_keys(request.keys, request.root, request.tokens, full, size)
+        for index in range(first, full):
+            state.pool.publish(seat.pages[index], request.keys[index])
+
+
+def _begin_decoding(state: State, seat: Seat, token: int, at: int) -> None:
+    columns, size = state.columns, state.config.page_size
+    columns.last[seat.slot] = token
+    columns.alarm[seat.slot] = next_alarm(state, seat.request, at)
+    if at < len(seat.pages) * size:
+        columns.cursor[seat.slot] = seat.pages[at // size] * size + at % size
+
+
+def publish_page(state: State, seat: Seat, index: int) -> None:
+    """Publish the page that a decoding row has just filled."""
+    request = seat.request
+    if not request.publishes:
+        return
+    keys, page = request.keys, seat.pages[index]
+    if index == len(keys):
+        keys.append(page_key(keys[-1] if keys else request.root, state.pool.tokens[page].tobytes()))
+    state.pool.publish(page, keys[index])
+
+
+def _reason(request: Request, token: int, at: int) -> FinishReason | None:
+    """Why a request ends with `token` at position `at`, if it does."""
+    generated = at + 1 - request.prompt_len
+    if token in request.stops and generated >= request.params.min_tokens:
+        return FinishReason.STOP
+    return FinishReason.LENGTH if at + 1 >= request.limit else None
+
+
+def _usage(request: Request, at: int) -> Usage:
+    return Usage(request.prompt_len, at + 1 - request.prompt_len, request.cached)
+
+
+def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
+    """This step and all later ones are void: named rows end, the others keep what is committed and run again."""
+    error = event.error or {}
+    voided = list(state.in_flight)
+    state.in_flight.clear()
+    state.count("failed_steps")
+    flight = voided[0]
+    seats = _seats(flight)
+    culprits = {index for index in error.get("rows") or () if isinstance(index, int)}
+    if not error.get("retry", False) and not culprits:
+        culprits = set(range(len(seats)))
+    told = {"code": "failed", "text": str(error.get("text", "the step failed"))}
+    alone = sum(seat.slot not in flight.ended for seat in seats) == 1
+    for index, seat in enumerate(seats):
+        if seat.slot in flight.ended:
+            continue
+        request = seat.request
+        request.failures += alone
+        if index in culprits or request.failures >= MAX_LONE_FAILURES:
+            end_with_output(state, request, FinishReason.ERROR, outputs, told)
+        else:
+            advance(request, Trigger.RETRY)
+    for step in voided:
+        drain(state, step)
+
+
+def _seats(flight: InFlight) -> Sequence[Seat]:
+    return [*flight.rows.decode.seats, *(chunk.seat for chunk in flight.rows.chunks if chunk.length)]

@@ -1,0 +1,81 @@
+"""Copies of states: what is mutable is copied, what is frozen is shared, views are derived again."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from leftfold.fsm.queue import SortedQueue
+from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.rows import RowSet, StepRows
+
+if TYPE_CHECKING:
+    from leftfold.fsm.state import InFlight, State
+
+
+def copy(state: State) -> State:
+    """An independent state with equal digest and equal future."""
+    return _Copier().state(state)
+
+
+class _Copier:
+    """Maps each request and seat to its one copy."""
+
+    def __init__(self) -> None:
+        self.requests: dict[Request, Request] = {}
+        self.seats: dict[Seat, Seat] = {}
+
+    def request(self, request: Request) -> Request:
+        if request not in self.requests:
+            twin = self.requests[request] = request.copy()
+            if request.seat is not None:
+                twin.seat = self.seat(request.seat)
+        return self.requests[request]
+
+    def seat(self, seat: Seat) -> Seat:
+        if seat not in self.seats:
+            twin = self.seats[seat] = object.__new__(Seat)
+            twin.slot, twin.order, twin.target = seat.slot, seat.order, seat.target
+            twin.pages = seat.pages.copy()
+            twin.request = self.request(seat.request)
+        return self.seats[seat]
+
+    def rows(self, rows: RowSet) -> RowSet:
+        seats = [self.seat(seat) for seat in rows.seats]
+        return RowSet(seats, np.array([seat.slot for seat in seats], np.int64))
+
+    def step_rows(self, rows: StepRows) -> StepRows:
+        chunks = [chunk._replace(seat=self.seat(chunk.seat)) for chunk in rows.chunks]
+        return StepRows(self.rows(rows.decode), rows.starts, rows.inputs, chunks, rows.page_size)
+
+    def queue(self, queue: SortedQueue) -> SortedQueue:
+        twin = SortedQueue()
+        for key, request in queue.items():
+            twin.add(key, self.request(request))
+        return twin
+
+    def in_flight(self, step: InFlight) -> InFlight:
+        return type(step)(step.step, step.digest, self.step_rows(step.rows), step.ended.copy())
+
+    def state(self, state: State) -> State:
+        twin = object.__new__(type(state))
+        twin.__dict__.update(state.__dict__)  # scalars and frozen values; everything mutable follows
+        twin.requests = {rid: self.request(request) for rid, request in state.requests.items()}
+        twin.live = {key: self.request(request) for key, request in state.live.items()}
+        twin.finished = deque(self.request(request) for request in state.finished)
+        twin.waiting = self.queue(state.waiting)
+        twin.deadlines = self.queue(state.deadlines)
+        twin.pool = state.pool.copy()
+        twin.columns = state.columns.copy()
+        twin.free_slots = state.free_slots.copy()
+        twin.by_slot = [None if seat is None else self.seat(seat) for seat in state.by_slot]
+        twin.decoding = self.rows(state.decoding)
+        twin.prefilling = {slot: self.seat(seat) for slot, seat in state.prefilling.items()}
+        twin.stopping = [self.seat(seat) for seat in state.stopping]
+        twin.left = state.left.copy()
+        twin.in_flight = deque(self.in_flight(step) for step in state.in_flight)
+        twin.memo = state.memo.copy()
+        twin.counts = state.counts.copy()
+        return twin

@@ -1,0 +1,128 @@
+"""What a step derives: work for the executor, what clients and routers hear, answers, the next deadline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+from leftfold.events.plan import ExecutionPlan, IntArray
+from leftfold.fsm.request import Request, Seat
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+    ERROR = "error"
+    DEADLINE = "deadline"
+
+
+class Usage(NamedTuple):
+    """Tokens of a finished request; `cached`: prompt tokens that the prefix cache held at its first join."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+
+class Output(NamedTuple):
+    """What a client hears. `position`: absolute index of the first of `tokens` (or of the token that never came).
+
+    `finish_reason` is None but in the terminal output; `error` is None or {"code", "text"}, code one of `invalid`,
+    `queue_full`, `closing`, `failed`; `usage` is given with the terminal output; `version` names the weights.
+    """
+
+    rid: str
+    epoch: int
+    choice: int
+    position: int
+    tokens: Sequence[int]
+    finish_reason: FinishReason | None
+    error: Mapping[str, str] | None
+    usage: Usage | None
+    version: str
+
+
+class TokenBatch:
+    """One token for each of many rows, as columns; rows are made when iterated.
+
+    `ended`: reason and usage of the rows that this token ends, by index.
+    """
+
+    __slots__ = ("ended", "positions", "seats", "tokens")
+
+    def __init__(
+        self,
+        seats: Sequence[Seat],
+        positions: IntArray,
+        tokens: IntArray,
+        ended: Mapping[int, tuple[FinishReason, Usage]],
+    ) -> None:
+        self.seats = seats
+        self.positions = positions
+        self.tokens = tokens
+        self.ended = ended
+
+    def __len__(self) -> int:
+        return len(self.seats)
+
+    def __iter__(self) -> Iterator[Output]:
+        positions, tokens = self.positions.tolist(), self.tokens.tolist()
+        for index, seat in enumerate(self.seats):
+            request = seat.request
+            reason, usage = self.ended.get(index, (None, None))
+            yield Output(
+                request.rid, request.epoch, request.choice, positions[index], (tokens[index],), reason, None, usage, ""
+            )
+
+
+class Outputs:
+    """Outputs in the order they happened: single ones and columnar batches, iterated as rows."""
+
+    __slots__ = ("parts",)
+
+    def __init__(self) -> None:
+        self.parts: list[Output | TokenBatch] = []
+
+    def __iter__(self) -> Iterator[Output]:
+        for part in self.parts:
+            if isinstance(part, TokenBatch):
+                yield from part
+            else:
+                yield part
+
+    def __len__(self) -> int:
+        return sum(len(part) if isinstance(part, TokenBatch) else 1 for part in self.parts)
+
+
+class Ack(NamedTuple):
+    """The one answer to a control call, given when its effect has happened."""
+
+    call: str
+    ok: bool
+    info: Any
+
+
+@dataclass(slots=True)
+class Effects:
+    """Everything a step derives. `wake_at`: absolute µs at which a `Tick` is due although nothing happens, or None."""
+
+    plan: ExecutionPlan | None
+    outputs: Sequence[Output] | Outputs
+    acks: Sequence[Ack]
+    kv_events: Sequence[Any]
+    wake_at: int | None
+
+
+def closing_output(
+    request: Request, known: int, reason: FinishReason, error: Mapping[str, str] | None = None, keep: int | None = None
+) -> Output:
+    """A terminal output without tokens. `known`: tokens the request has; `keep`: generated ones that count."""
+    generated = known - request.prompt_len
+    counted = generated if keep is None else max(0, min(keep, generated))
+    usage = Usage(request.prompt_len, counted, request.cached)
+    return Output(request.rid, request.epoch, request.choice, known, (), reason, error, usage, "")

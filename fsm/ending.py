@@ -1,0 +1,98 @@
+"""How requests end: the terminal output is told once, what they own is given back when nothing names it any more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leftfold.fsm.effects import FinishReason, Outputs, closing_output
+from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.rows import StepRows
+from leftfold.fsm.seating import dequeue, leave_rows, release
+from leftfold.fsm.state import KEPT_FINISHED, InFlight, State
+
+
+def end_with_output(
+    state: State,
+    request: Request,
+    reason: FinishReason,
+    outputs: Outputs,
+    error: Mapping[str, str] | None = None,
+    keep: int | None = None,
+) -> None:
+    """End a live request in any phase, with a terminal output that carries no tokens."""
+    outputs.parts.append(closing_output(request, state.known(request), reason, error, keep))
+    end(state, (request,), reason)
+
+
+def end(state: State, requests: Sequence[Request], reason: FinishReason) -> None:
+    """End live requests whose terminal output has been told."""
+    seats = [request.seat for request in requests if request.seat is not None]
+    if seats:
+        leave_rows(state, seats)
+        state.left += [seat.slot for seat in seats]
+    for request in requests:
+        del state.live[request.key]
+        _drop_deadlines(state, request)
+        state.count(f"finished_{reason.value}")
+        if request.seat is None:
+            dequeue(state, request)
+            _gone(state, request, Trigger.END)
+        elif _mark_in_flight(state, request.seat):
+            state.stopping.append(request.seat)
+            advance(request, Trigger.END_IN_FLIGHT)
+        else:
+            release(state, request.seat)
+            _gone(state, request, Trigger.END)
+
+
+def drain(state: State, step: InFlight) -> None:
+    """A step is over: rows of it that ended meanwhile are released unless a later step names them."""
+    for slot in step.ended:
+        if any(slot in later.ended for later in state.in_flight):
+            continue
+        seat = next(seat for seat in state.stopping if seat.slot == slot)
+        state.stopping.remove(seat)
+        release(state, seat)
+        _gone(state, seat.request, Trigger.DRAINED)
+
+
+def names(rows: StepRows, seat: Seat) -> bool:
+    """Whether a plan computes anything for `seat`."""
+    return seat in rows.decode.seats or any(chunk.seat is seat and chunk.length for chunk in rows.chunks)
+
+
+def _mark_in_flight(state: State, seat: Seat) -> bool:
+    named = [step for step in state.in_flight if names(step.rows, seat)]
+    for step in named:
+        step.ended.append(seat.slot)
+    return bool(named)
+
+
+def _gone(state: State, request: Request, trigger: Trigger) -> None:
+    advance(request, trigger)
+    forget(state, request)
+
+
+def forget(state: State, request: Request) -> None:
+    """A finished request can be looked up for a while; its tokens are dropped at once."""
+    request.tokens = request.tokens[:0]
+    request.keys = []
+    state.finished.append(request)
+    if len(state.finished) > KEPT_FINISHED:
+        oldest = state.finished.popleft()
+        if state.requests.get(oldest.rid) is oldest:
+            del state.requests[oldest.rid]
+
+
+def _drop_deadlines(state: State, request: Request) -> None:
+    if request.deadline_at:
+        state.deadlines.remove((request.deadline_at, request.arrival, 0))
+    drop_queue_deadline(state, request)
+
+
+def drop_queue_deadline(state: State, request: Request) -> None:
+    """A request that has joined once cannot miss its queue deadline any more."""
+    if request.queue_deadline_at:
+        state.deadlines.remove((request.queue_deadline_at, request.arrival, 1))
+        request.queue_deadline_at = 0

@@ -1,0 +1,62 @@
+"""The digest of a whole state: what two folds of one log must agree on."""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from leftfold.events.codec import params_json
+from leftfold.events.digest import canonical
+
+if TYPE_CHECKING:
+    from leftfold.fsm.request import Request
+    from leftfold.fsm.state import InFlight, State
+
+
+def digest(state: State) -> str:
+    """BLAKE2b-128 over everything that can influence the future or be asked for; 32 hex digits."""
+    hasher = blake2b(digest_size=16)
+    hasher.update(canonical(_record(state)))
+    pool = state.pool
+    held = [page for page in range(len(pool)) if pool.refs[page] or pool.keys[page] is not None]
+    hasher.update(pool.tokens[held].tobytes())
+    return hasher.hexdigest()
+
+
+def _record(state: State) -> list[Any]:
+    columns, running = state.columns, state.running()
+    slots = np.array([seat.slot for seat in running], np.int64)
+    return [
+        state.config.as_dict(),
+        [state.gate.value, state.executor_present, state.incarnation, state.generation],
+        [state.next_step, state.next_arrival, state.next_order, state.chain, state.closing_call, state.closing_at],
+        [_request(request) for request in state.live.values()],
+        [[request.rid, request.epoch, request.phase.value if request.phase else ""] for request in state.finished],
+        [[*key, request.arrival] for key, request in state.waiting.items()],
+        [[*key, request.arrival] for key, request in state.deadlines.items()],
+        [list(state.prefilling), state.decoding.slots, state.free_slots, state.left],
+        [[seat.slot, seat.order, seat.target, seat.request.arrival, seat.pages] for seat in running + state.stopping],
+        [columns.computed[slots], columns.capacity[slots]],
+        columns.last[state.decoding.slots],
+        [list(state.pool.free), list(state.pool.cached), state.pool.refs],
+        [key.hex() if key else None for key in state.pool.keys],
+        [_step(step) for step in state.in_flight],
+        [sorted(state.memo.items()), sorted(state.counts.items())],
+    ]
+
+
+def _request(request: Request) -> list[Any]:
+    return [
+        request.rid, request.epoch, request.choice, request.arrival, request.phase.value if request.phase else "",
+        request.tokens, request.prompt_len, params_json(request.params).decode(), request.priority,
+        request.tenant, request.limit, request.deadline_at, request.queue_deadline_at, request.reads_cache,
+        request.publishes, request.root.hex(), request.cached, request.preemptions, request.failures,
+    ]  # fmt: skip
+
+
+def _step(step: InFlight) -> list[Any]:
+    rows = step.rows
+    chunks = [[chunk.seat.slot, chunk.start, chunk.length, chunk.samples] for chunk in rows.chunks]
+    return [step.step, step.digest, step.ended, rows.decode.slots, rows.starts, rows.inputs, chunks]

@@ -1,0 +1,100 @@
+"""The law: what applying a plan does to a state. It has no freedom, and refuses a plan before it writes anything."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from leftfold.events.digest import digest_of
+from leftfold.events.plan import ExecutionPlan, Join, Joined, Plan
+from leftfold.fsm.effects import FinishReason, Outputs
+from leftfold.fsm.ending import drop_queue_deadline, end_with_output
+from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.rows import ChunkRow, StepRows
+from leftfold.fsm.seating import dequeue, put_back, take_seat
+from leftfold.fsm.state import InFlight, State
+from leftfold.fsm.validity import refuse_invalid
+
+
+def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | None:
+    """Apply `plan`; what the executor gets, or None when it has nothing to do. Raises `PlanRefused`."""
+    refuse_invalid(state, plan)
+    for rid, _, reason, epoch in plan.ends:
+        end_with_output(state, state.live[rid, epoch], FinishReason(reason), outputs)
+    if plan.memo is not None:
+        state.memo = dict(plan.memo)
+    if plan.step is None:
+        return None
+    for slot in plan.preempt:
+        _preempt(state, slot)
+    for _, _, pages in plan.evict:
+        for page in pages:
+            state.pool.evict(int(page))
+    joined = [_join(state, row) for row in plan.join]
+    for slots, pages in plan.grow:
+        _grow(state, slots, pages)
+    return _launch(state, plan, joined)
+
+
+def _preempt(state: State, slot: int) -> None:
+    seat = state.by_slot[slot]
+    assert seat is not None
+    put_back(state, seat)
+    advance(seat.request, Trigger.PREEMPT)
+    seat.request.preemptions += 1
+    state.count("preemptions")
+
+
+def _join(state: State, row: Join) -> Joined:
+    request = state.live[row.rid, row.epoch]
+    pages, pool, size = [int(page) for page in row.pages[0]], state.pool, state.config.page_size
+    shared = row.start // size
+    dequeue(state, request)
+    drop_queue_deadline(state, request)
+    for page in pages[:shared]:
+        pool.share(page)
+    for page in pages[shared:]:
+        pool.grant(page)
+    if request.reads_cache and not request.preemptions:
+        request.cached = min(row.start, request.prompt_len)
+        state.count("prefix_queries", request.prompt_len)
+        state.count("prefix_hits", request.cached)
+    take_seat(state, request, row.slot, pages, row.start)
+    advance(request, Trigger.JOIN)
+    return Joined(
+        row.slot, row.rid, row.choice, row.start, request.prompt_len, request.tokens, tuple(pages), request.params
+    )
+
+
+def _grow(state: State, slots: object, pages: object) -> None:
+    """Append one page to each row: per-row work only where a page is full, once in `page_size` steps."""
+    columns, size, grant = state.columns, state.config.page_size, state.pool.grant
+    index = np.asarray(slots, np.int64)
+    granted = np.asarray(pages, np.int64)
+    for slot, page in zip(index.tolist(), granted.tolist(), strict=True):
+        seat = state.by_slot[slot]
+        assert seat is not None
+        grant(page)
+        seat.pages.append(page)
+    columns.cursor[index] = granted * size
+    columns.capacity[index] += size
+
+
+def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
+    columns, decode = state.columns, state.decoding
+    chunks = []
+    for slot, length, samples in plan.chunks:
+        seat = state.by_slot[slot]
+        assert seat is not None
+        start = int(columns.computed[slot])
+        chunks.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start : start + length]))
+    rows = StepRows(decode, columns.computed[decode.slots], columns.last[decode.slots], chunks, state.config.page_size)
+    ended = tuple(sorted(state.left)) if state.left else ()
+    tokens = [chunk.tokens for chunk in chunks]
+    state.left = []
+    state.chain = digest_of(state.chain, plan, ended, joined, tokens)
+    state.next_step += 1
+    assert plan.step is not None
+    state.in_flight.append(InFlight(plan.step, state.chain, rows))
+    return ExecutionPlan(
+        plan=plan, ended=ended, joined=joined, chunk_tokens=tokens, digest=state.chain, source=rows
+    )

@@ -1,0 +1,95 @@
+"""What a state may hold: the configuration, and the one demand function of pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from leftfold.fsm.policy import POLICIES
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be; the message names field and value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Limits of one engine. Counts are of pages, rows or tokens; `op_deadline` is in µs (0: none).
+
+    `max_chunk_tokens` None: as many as `max_batch_tokens`. `vocab_size` None: token ids are not bounded.
+    `max_queued_*` None: no limit. Raises `ConfigError` for values that no engine can have.
+    """
+
+    num_pages: int
+    page_size: int
+    max_running: int
+    max_batch_tokens: int
+    max_model_len: int
+    max_chunk_tokens: int | None = None
+    pipeline_depth: int = 0
+    policy: str = "fcfs"
+    prefix_cache: bool = True
+    max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
+    vocab_size: int | None = None
+    op_deadline: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len"):
+            _positive(name, getattr(self, name))
+        for name in ("max_chunk_tokens", "max_queued_requests", "max_queued_tokens", "vocab_size"):
+            if getattr(self, name) is not None:
+                _positive(name, getattr(self, name))
+        if not isinstance(self.op_deadline, int) or self.op_deadline < 0:
+            raise ConfigError(f"op_deadline {self.op_deadline!r} is not a duration in µs")
+        if self.pipeline_depth != 0:
+            raise ConfigError(f"pipeline_depth {self.pipeline_depth!r} is not supported: it must be 0")
+        if self.policy not in POLICIES:
+            raise ConfigError(f"policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
+
+    @property
+    def capacity(self) -> int:
+        """Tokens whose K/V the whole pool holds."""
+        return self.num_pages * self.page_size
+
+    @property
+    def chunk(self) -> int:
+        """The most tokens one row computes in a step."""
+        return self.max_chunk_tokens or self.max_batch_tokens
+
+    @property
+    def rows(self) -> int:
+        """The most rows at once: every decoding row must fit into the token budget of a step."""
+        return min(self.max_running, self.max_batch_tokens)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As `Started.config` records it."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, raw: Mapping[str, Any]) -> Config:
+        """From `Started.config`; fields of later versions are refused by name."""
+        known = [field.name for field in fields(cls)]
+        for name in raw:
+            if name not in known:
+                raise ConfigError(f"unknown configuration field {name!r}: known are {', '.join(known)}")
+        try:
+            return cls(**raw)
+        except TypeError as error:
+            raise ConfigError(f"incomplete configuration: {error}") from error
+
+
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} {value!r} is not a positive integer")
+
+
+def demand(tokens: int, page_size: int) -> int:
+    """Pages that hold the K/V of `tokens` tokens: used to validate, to admit and to allocate."""
+    return -(-tokens // page_size)
+
+
+def token_limit(prompt: int, max_tokens: int, config: Config) -> int:
+    """Most tokens (prompt included) a request can reach; its last token needs no K/V."""
+    return min(prompt + max_tokens, config.max_model_len, config.capacity + 1)

@@ -1,0 +1,98 @@
+"""The page pool: who holds which page, what it holds, and which pages the prefix cache can find.
+
+Every page is free, cached (unheld, findable) or held (counted by `refs`). `tokens[page, offset]` mirrors the token
+ids whose K/V the page holds, so a prefix hit is compared token by token.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from leftfold.fsm.errors import InvariantViolation
+
+
+class PagePool:
+    """Pages `0 … num_pages - 1` of one cache group on one tier.
+
+    `free` and `cached` are ordered: `free` in the order pages are granted, `cached` from least recently released.
+    """
+
+    __slots__ = ("cached", "flat", "free", "keys", "page_size", "published", "refs", "tokens")
+
+    def __init__(self, num_pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.tokens = np.zeros((num_pages, page_size), np.int32)
+        self.flat = self.tokens.reshape(-1)
+        self.refs = [0] * num_pages
+        self.keys: list[bytes | None] = [None] * num_pages
+        self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
+        self.cached: OrderedDict[int, None] = OrderedDict()
+        self.published: dict[bytes, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.refs)
+
+    @property
+    def held(self) -> int:
+        """Pages that somebody holds."""
+        return len(self.refs) - len(self.free) - len(self.cached)
+
+    def evict(self, page: int) -> None:
+        """Drop the content of a cached page: it is free afterwards."""
+        del self.cached[page]
+        self._withdraw(page)
+        self.free[page] = None
+
+    def grant(self, page: int) -> None:
+        """A free page gets its one owner."""
+        del self.free[page]
+        self.refs[page] = 1
+
+    def share(self, page: int) -> None:
+        """One more holder of a page that the prefix cache found."""
+        if self.refs[page] == 0:
+            del self.cached[page]
+        self.refs[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """A holder lets go of its pages, the last one first, so that leaves are evicted before their parents."""
+        refs, keys = self.refs, self.keys
+        for page in reversed(pages):
+            left = refs[page] = refs[page] - 1
+            if left == 0:
+                (self.free if keys[page] is None else self.cached)[page] = None
+            elif left < 0:
+                raise InvariantViolation(f"page {page} was released more often than it was held")
+
+    def publish(self, page: int, key: bytes) -> None:
+        """Make a full page findable; one whose key is already published stays private to its row."""
+        if key not in self.published:
+            self.published[key] = page
+            self.keys[page] = key
+
+    def clear(self) -> None:
+        """Forget all content; nothing may be held."""
+        for page in list(self.cached):
+            self.evict(page)
+
+    def _withdraw(self, page: int) -> None:
+        key = self.keys[page]
+        if key is not None:
+            del self.published[key]
+            self.keys[page] = None
+
+    def copy(self) -> PagePool:
+        """An independent copy; `flat` is derived again."""
+        other = object.__new__(PagePool)
+        other.page_size = self.page_size
+        other.tokens = self.tokens.copy()
+        other.flat = other.tokens.reshape(-1)
+        other.refs = self.refs.copy()
+        other.keys = self.keys.copy()
+        other.free = self.free.copy()
+        other.cached = self.cached.copy()
+        other.published = self.published.copy()
+        return other

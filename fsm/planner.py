@@ -1,0 +1,177 @@
+"""The choice: which rows run, which pages they get, who is preempted, who is admitted, who has run out of time.
+
+`decide` only reads. Rows in this order: those that decode, prefill chunks in progress, admissions by rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from leftfold.events.plan import Chunk, End, Evict, Grow, Join, Plan
+from leftfold.fsm.draft import Draft
+from leftfold.fsm.effects import FinishReason
+from leftfold.fsm.limits import demand
+from leftfold.fsm.prefix import extend_keys
+from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.rows import RowSet
+from leftfold.fsm.state import Gate, State
+
+
+def decide(state: State, t: int) -> Plan | None:
+    """The plan for now (`t` in µs), or None when there is nothing to do."""
+    due = state.wake_at is not None and state.wake_at <= t
+    overdue = [request for key, request in state.deadlines.items() if key[0] <= t] if due else []
+    if not _plans_rows(state):
+        return Plan(ends=_ends(overdue)) if overdue else None
+    return _Planner(state, overdue).plan()
+
+
+def _plans_rows(state: State) -> bool:
+    open_gate = state.gate is Gate.RUNNING or state.gate is Gate.CLOSING
+    return open_gate and state.executor_present and len(state.in_flight) <= state.config.pipeline_depth
+
+
+def _ends(overdue: Sequence[Request]) -> list[End]:
+    ends: dict[tuple[str, int], End] = {}
+    for request in overdue:
+        ends.setdefault(request.key, End(request.rid, request.choice, FinishReason.DEADLINE.value, request.epoch))
+    return list(ends.values())
+
+
+class _Planner:
+    """One decision in the making. `budget`: tokens that this step may still compute."""
+
+    def __init__(self, state: State, overdue: Sequence[Request]) -> None:
+        self.state = state
+        self.config = state.config
+        self.draft = Draft(state.pool)
+        self.ends = _ends(overdue)
+        self.decoding: RowSet = state.decoding
+        self.prefilling: Sequence[Seat] = [*state.prefilling.values()] if state.prefilling else ()
+        self.free_slots = state.free_slots
+        self.victims: list[Seat] = []
+        self.grow: tuple[Grow, ...] = ()
+        self.chunks: list[Chunk] = []
+        self.joins: list[Join] = []
+        if overdue:
+            self._drop([request.seat for request in overdue if request.seat is not None])
+        self.budget = self.config.max_batch_tokens - len(self.decoding)
+
+    def plan(self) -> Plan | None:
+        if len(self.decoding):
+            self._grow()
+        if self.prefilling:
+            self._continue()
+        if self.state.waiting and not self.victims:
+            self._admit()
+        if not len(self.decoding) and not any(chunk.length for chunk in self.chunks):
+            return Plan(ends=self.ends) if self.ends else None
+        evicted = self.draft.evicted
+        return Plan(
+            step=self.state.next_step,
+            join=self.joins,
+            preempt=[seat.slot for seat in self.victims],
+            chunks=self.chunks,
+            grow=self.grow,
+            evict=(Evict("device", 0, evicted),) if evicted else (),
+            ends=self.ends,
+        )
+
+    def _drop(self, seats: Sequence[Seat]) -> None:
+        """Plan as if these rows had left: their pages and slots are to be had."""
+        slots = [seat.slot for seat in seats]
+        for seat in seats:
+            self.draft.release(seat.pages)
+        gone = np.flatnonzero(np.isin(self.decoding.slots, slots)).tolist()
+        if gone:
+            self.decoding = self.decoding.without(gone)
+        self.prefilling = [seat for seat in self.prefilling if seat.slot not in slots]
+        self.free_slots = [*self.free_slots, *slots]
+
+    def _grow(self) -> None:
+        """A page for every decoding row that has filled its last one; the worst ranked make room if need be."""
+        columns, slots = self.state.columns, self.decoding.slots
+        full = columns.computed[slots] >= columns.capacity[slots]
+        count = int(np.count_nonzero(full))
+        if not count:
+            return
+        if count > self.draft.usable:
+            self._make_room(slots[full].tolist())
+            slots = self.decoding.slots
+            full = columns.computed[slots] >= columns.capacity[slots]
+            count = int(np.count_nonzero(full))
+        if count:
+            self.grow = (Grow(slots[full], self.draft.take(count)),)
+
+    def _make_room(self, needing: list[int]) -> None:
+        """Preempt from the worst rank until the rows that need a page can have one.
+
+        Every victim adds usable pages or needs one itself. The best ranked row is never reached: alone, it can
+        always grow, since its limit is at most what the pool holds.
+        """
+        rows = sorted((*self.decoding.seats, *self.prefilling), key=lambda seat: seat.request.rank, reverse=True)
+        victims: list[Seat] = []
+        for seat in rows:
+            if len(needing) <= self.draft.usable:
+                break
+            needs = seat.slot in needing
+            if not needs and not self.draft.gain(seat.pages):
+                continue
+            if needs:
+                needing.remove(seat.slot)
+            victims.append(seat)
+            self.draft.release(seat.pages)
+        gone = [index for index, seat in enumerate(self.decoding.seats) if seat in victims]
+        if gone:
+            self.decoding = self.decoding.without(gone)
+        self.prefilling = [seat for seat in self.prefilling if seat not in victims]
+        self.budget = self.config.max_batch_tokens - len(self.decoding)
+        self.victims = victims
+
+    def _chunk(self, slot: int, start: int, target: int) -> None:
+        length = min(self.budget, self.config.chunk, target - start)
+        self.budget -= length
+        self.chunks.append(Chunk(slot, length, length > 0 and start + length == target))
+
+    def _continue(self) -> None:
+        computed = self.state.columns.computed
+        for seat in self.prefilling:
+            self._chunk(seat.slot, int(computed[seat.slot]), seat.target)
+
+    def _admit(self) -> None:
+        """Admit by rank while slots, budget and pages last; who does not fit is not overtaken."""
+        room = self.config.rows - len(self.decoding) - len(self.prefilling)
+        gone = [(end.rid, end.epoch) for end in self.ends]
+        for request in self.state.waiting:
+            if request.key in gone:
+                continue
+            if room <= len(self.joins) or self.budget <= 0 or not self._join(request):
+                break
+
+    def _join(self, request: Request) -> bool:
+        size, draft, tokens = self.config.page_size, self.draft, request.tokens
+        found: list[int] = []
+        if request.reads_cache:
+            extend_keys(request.keys, request.root, tokens, max((len(tokens) - 1) // size, len(request.keys)), size)
+            found = draft.find(request.keys[: (len(tokens) - 1) // size])
+            found = found[: self._matching(tokens, found)]
+        # room for the first new token too, so that a request is not admitted only to be preempted at once
+        wanted = demand(min(len(tokens) + 1, request.limit - 1), size) - len(found)
+        if wanted > draft.usable - draft.unheld(found):
+            return False
+        draft.share(found)
+        granted = draft.take(demand(len(tokens), size) - len(found))
+        slot = self.free_slots[-1 - len(self.joins)]
+        start = len(found) * size
+        self.joins.append(Join(slot, request.rid, request.choice, start, [found + granted], request.epoch))
+        self._chunk(slot, start, len(tokens))
+        return True
+
+    def _matching(self, tokens: np.ndarray, found: list[int]) -> int:
+        """How many found pages really hold these tokens: equal keys are not taken on trust."""
+        size = self.config.page_size
+        held = self.state.pool.tokens[found]
+        wrong = (held != tokens[: len(found) * size].reshape(held.shape)).any(axis=1)
+        return int(wrong.argmax()) if wrong.any() else len(found)

@@ -1,0 +1,86 @@
+"""When the executor is lost or begins anew: what was in flight is void, live requests are back in line."""
+
+from __future__ import annotations
+
+from leftfold.events.digest import START
+from leftfold.events.types import Started
+from leftfold.fsm.columns import Columns
+from leftfold.fsm.effects import FinishReason, Outputs
+from leftfold.fsm.ending import drain, end_with_output
+from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.limits import Config
+from leftfold.fsm.pages import PagePool
+from leftfold.fsm.policy import POLICIES
+from leftfold.fsm.request import Request
+from leftfold.fsm.seating import put_back
+from leftfold.fsm.state import Gate, State
+
+
+def lose_executor(state: State) -> None:
+    """No rows until the next `Started`."""
+    _void(state)
+    state.executor_present = False
+
+
+def start(state: State, event: Started, outputs: Outputs) -> None:
+    """An executor is ready, with the configuration that the event carries and no memory of what was."""
+    _void(state)
+    if event.config is not None:
+        config = Config.from_dict(event.config)
+        if config != state.config:
+            _reconfigure(state, config, outputs)
+    if "device" not in event.kept:
+        state.pool.clear()
+    state.executor_present = True
+    state.incarnation = event.incarnation
+    state.chain = START
+    state.left.clear()
+    if state.gate in (Gate.CLOSING, Gate.STOPPED):
+        state.gate = Gate.RUNNING
+        state.closing_call, state.closing_at = None, 0
+
+
+def _void(state: State) -> None:
+    voided = list(state.in_flight)
+    state.in_flight.clear()
+    for step in voided:
+        drain(state, step)
+    for seat in list(state.running()):
+        request = seat.request
+        put_back(state, seat)
+        _requeue(request)
+
+
+def _requeue(request: Request) -> None:
+    has_tokens = len(request.tokens) > request.prompt_len
+    advance(request, Trigger.REQUEUE_TOKENS if has_tokens else Trigger.REQUEUE)
+
+
+def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
+    """A start with other limits: nothing is seated, so pool and columns begin anew; what cannot fit any more ends."""
+    state.config = config
+    state.policy = POLICIES[config.policy]
+    state.pool = PagePool(config.num_pages, config.page_size)
+    state.columns = Columns(config.max_running)
+    state.free_slots = list(range(config.max_running - 1, -1, -1))
+    state.by_slot = [None] * config.max_running
+    waiting = list(state.waiting)
+    for request in waiting:
+        state.waiting.remove(request.rank)
+        request.rank = state.policy(request)
+        request.keys = []
+        request.limit = min(request.limit, config.max_model_len, config.capacity + 1)
+    for request in waiting:
+        state.waiting.add(request.rank, request)
+        _end_if_too_long(state, request, outputs)
+
+
+def _end_if_too_long(state: State, request: Request, outputs: Outputs) -> None:
+    known = len(request.tokens)
+    if known < request.limit:
+        return
+    if known > request.prompt_len:
+        end_with_output(state, request, FinishReason.LENGTH, outputs)
+    else:
+        text = f"the prompt has {known} tokens, the restarted engine holds {request.limit - 1}"
+        end_with_output(state, request, FinishReason.ERROR, outputs, {"code": "failed", "text": text})

@@ -1,0 +1,80 @@
+"""A request, and the seat it holds while it runs: what it owns is here, what changes every step is in columns."""
+
+from __future__ import annotations
+
+from leftfold.events.plan import TokenArray
+from leftfold.events.types import SamplingParams
+from leftfold.fsm.lifecycle import Phase
+from leftfold.fsm.policy import Rank
+
+
+class Seat:
+    """One stay of a request in a slot. `pages` only grows, so a view of a plan may hold it for ever.
+
+    `order`: counts joins, so rows sort by it; `target`: tokens known at the join, which the prefill computes.
+    """
+
+    __slots__ = ("order", "pages", "request", "slot", "target")
+
+    def __init__(self, request: Request, slot: int, order: int, pages: list[int]) -> None:
+        self.request = request
+        self.slot = slot
+        self.order = order
+        self.pages = pages
+        self.target = len(request.tokens)
+
+
+class Request:
+    """What rarely changes of a request.
+
+    `tokens`: int32, all that is known (prompt, then generated) as of the last join; a running request's newer tokens
+    are in its pages. `limit`: tokens at which it ends. `keys`: prefix keys of full pages, as far as computed, under
+    `root`. `deadline_at`, `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone.
+    """
+
+    __slots__ = (
+        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "limit", "params", "phase",
+        "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
+        "seat", "stops", "tenant", "tokens",
+    )  # fmt: skip
+
+    phase: Phase | None
+
+    def __init__(self, rid: str, epoch: int, arrival: int, tokens: TokenArray, params: SamplingParams) -> None:
+        self.rid = rid
+        self.epoch = epoch
+        self.choice = 0
+        self.arrival = arrival
+        self.tokens = tokens
+        self.prompt_len = len(tokens)
+        self.params = params
+        self.stops = frozenset(params.stop_token_ids)
+        self.phase = None
+        self.priority = 0
+        self.tenant = ""
+        self.rank: Rank = ()
+        self.limit = 0
+        self.deadline_at = 0
+        self.queue_deadline_at = 0
+        self.reads_cache = True
+        self.publishes = True
+        self.root = b""
+        self.keys: list[bytes] = []
+        self.seat: Seat | None = None
+        self.cached = 0
+        self.preemptions = 0
+        self.failures = 0
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """How events address it."""
+        return (self.rid, self.epoch)
+
+    def copy(self) -> Request:
+        """A copy without its seat."""
+        other = object.__new__(Request)
+        for name in Request.__slots__:
+            setattr(other, name, getattr(self, name))
+        other.keys = self.keys.copy()
+        other.seat = None
+        return other

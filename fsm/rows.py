@@ -1,0 +1,102 @@
+"""Rows: sets of seats as columns, and what a plan's rows look like to whoever asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from leftfold.events.plan import IntArray, Row, RowSource, TokenArray
+from leftfold.fsm.limits import demand
+from leftfold.fsm.request import Seat
+
+
+class RowSet:
+    """Seats in the order they joined, as a list and as an index column. Immutable: edges make a new one."""
+
+    __slots__ = ("seats", "slots")
+
+    def __init__(self, seats: list[Seat], slots: IntArray) -> None:
+        self.seats = seats
+        self.slots = slots
+
+    def __len__(self) -> int:
+        return len(self.seats)
+
+    def without(self, indices: Sequence[int]) -> RowSet:
+        """The set less the rows at `indices` (ascending)."""
+        keep = np.ones(len(self.seats), np.bool_)
+        seats = self.seats.copy()
+        for index in reversed(indices):
+            del seats[index]
+            keep[index] = False
+        return RowSet(seats, self.slots[keep])
+
+    def including(self, joined: list[Seat]) -> RowSet:
+        """The set with `joined` (ascending by `order`) put where their order belongs."""
+        if self.seats and joined[0].order < self.seats[-1].order:
+            seats = sorted((*self.seats, *joined), key=lambda seat: seat.order)
+            return RowSet(seats, np.array([seat.slot for seat in seats], np.int64))
+        added = np.array([seat.slot for seat in joined], np.int64)
+        return RowSet(self.seats + joined, np.concatenate((self.slots, added)))
+
+    def index(self, seat: Seat) -> int:
+        """Where `seat` stands. Raises `ValueError` when it does not."""
+        return self.seats.index(seat)
+
+
+EMPTY = RowSet([], np.empty(0, np.int64))
+
+
+class ChunkRow(NamedTuple):
+    """A row of a plan that computes a chunk of its prompt."""
+
+    seat: Seat
+    start: int
+    length: int
+    samples: bool
+    tokens: TokenArray
+
+
+class StepRows(RowSource):
+    """The rows of one plan: decode rows as columns, chunk rows one by one. Holds values only, no state.
+
+    `starts`: int64, first position of each decode row; `inputs`: its input token.
+    """
+
+    __slots__ = ("_rows", "chunks", "decode", "inputs", "page_size", "starts")
+
+    def __init__(
+        self, decode: RowSet, starts: IntArray, inputs: IntArray, chunks: Sequence[ChunkRow], page_size: int
+    ) -> None:
+        self.decode = decode
+        self.starts = starts
+        self.inputs = inputs
+        self.chunks = chunks
+        self.page_size = page_size
+        self._rows: tuple[Row, ...] | None = None
+
+    def rows(self) -> Sequence[Row]:
+        """Built when first asked for."""
+        if self._rows is None:
+            self._rows = (*self._decode_rows(), *self._chunk_rows())
+        return self._rows
+
+    def _pages(self, seat: Seat, end: int) -> tuple[int, ...]:
+        return tuple(seat.pages[: demand(end, self.page_size)])
+
+    def _decode_rows(self) -> Sequence[Row]:
+        return [
+            Row(seat.request.rid, seat.request.choice, seat.slot, start, 1, True, (token,),
+                self._pages(seat, start + 1))
+            for seat, start, token in zip(self.decode.seats, self.starts.tolist(), self.inputs.tolist(), strict=True)
+        ]  # fmt: skip
+
+    def _chunk_rows(self) -> Sequence[Row]:
+        return [
+            Row(seat.request.rid, seat.request.choice, seat.slot, start, length, samples, tuple(tokens.tolist()),
+                self._pages(seat, start + length))
+            for seat, start, length, samples, tokens in self.chunks
+            if length
+        ]  # fmt: skip

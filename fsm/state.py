@@ -1,0 +1,142 @@
+"""The state that events fold into, and its faces: check, digest, copy, stats."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from enum import Enum
+
+from leftfold.events.digest import START
+from leftfold.fsm import check, copying, fingerprint
+from leftfold.fsm.columns import Columns
+from leftfold.fsm.limits import Config
+from leftfold.fsm.pages import PagePool
+from leftfold.fsm.policy import POLICIES, Policy
+from leftfold.fsm.queue import SortedQueue
+from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.rows import EMPTY, RowSet, StepRows
+
+KEPT_FINISHED = 1024
+"""So many finished requests can still be looked up by rid."""
+
+
+class Gate(Enum):
+    """Whether the engine takes and plans work."""
+
+    RUNNING = "running"
+    DRAINING = "draining"
+    PAUSED = "paused"
+    CLOSING = "closing"
+    STOPPED = "stopped"
+
+
+class InFlight:
+    """A step that the executor has and has not answered. `ended`: slots of its rows that ended meanwhile."""
+
+    __slots__ = ("digest", "ended", "rows", "step")
+
+    def __init__(self, step: int, digest: str, rows: StepRows, ended: list[int] | None = None) -> None:
+        self.step = step
+        self.digest = digest
+        self.rows = rows
+        self.ended = ended or []
+
+
+class State:
+    """A fresh state is RUNNING with its executor present.
+
+    `requests[rid]` is the newest request of that id, finished ones included for a while; `live` holds those without a
+    terminal output by (rid, epoch). `decoding` and `prefilling` (by slot) are the rows, both in join order; `stopping`
+    those that ended while a step in flight names them. `left`: slots that left the rows since the last plan.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.policy: Policy = POLICIES[config.policy]
+        self.gate = Gate.RUNNING
+        self.executor_present = True
+        self.incarnation = 0
+        self.generation = 0
+        self.requests: dict[str, Request] = {}
+        self.live: dict[tuple[str, int], Request] = {}
+        self.finished: deque[Request] = deque()
+        self.waiting = SortedQueue()
+        self.queued_tokens = 0
+        self.deadlines = SortedQueue()
+        self.pool = PagePool(config.num_pages, config.page_size)
+        self.columns = Columns(config.max_running)
+        self.free_slots = list(range(config.max_running - 1, -1, -1))
+        self.by_slot: list[Seat | None] = [None] * config.max_running
+        self.decoding: RowSet = EMPTY
+        self.prefilling: dict[int, Seat] = {}
+        self.stopping: list[Seat] = []
+        self.left: list[int] = []
+        self.in_flight: deque[InFlight] = deque()
+        self.next_step = 1
+        self.next_arrival = 0
+        self.next_order = 0
+        self.chain = START
+        self.memo: dict[str, int] = {}
+        self.closing_call: str | None = None
+        self.closing_at = 0
+        self.counts: dict[str, int] = {}
+
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to a counter of `stats`."""
+        self.counts[name] = self.counts.get(name, 0) + by
+
+    def running(self) -> list[Seat]:
+        """Seats of all rows, in the order they joined."""
+        if not self.prefilling:
+            return self.decoding.seats
+        return sorted((*self.decoding.seats, *self.prefilling.values()), key=lambda seat: seat.order)
+
+    def known(self, request: Request) -> int:
+        """Tokens a request has: its prompt and what was committed."""
+        seat = request.seat
+        if seat is None:
+            return len(request.tokens)
+        return max(len(request.tokens), int(self.columns.computed[seat.slot]) + (seat.slot not in self.prefilling))
+
+    @property
+    def wake_at(self) -> int | None:
+        """Absolute µs of the next deadline."""
+        key = self.deadlines.first_key
+        return None if key is None else key[0]
+
+    def check(self) -> None:
+        """Raise `InvariantViolation` unless every invariant of a single state holds."""
+        check.check(self)
+
+    def digest(self) -> str:
+        """A digest of the whole state, 32 hex digits; equal states have equal digests."""
+        return fingerprint.digest(self)
+
+    def copy(self) -> State:
+        """An independent state that behaves the same."""
+        return copying.copy(self)
+
+    def stats(self) -> Mapping[str, int | str | bool]:
+        """Gauges and counters, functions of this state alone."""
+        pool = self.pool
+        return {
+            "gate": self.gate.value,
+            "executor_present": self.executor_present,
+            "running": len(self.decoding) + len(self.prefilling),
+            "waiting": len(self.waiting),
+            "stopping": len(self.stopping),
+            "live": len(self.live),
+            "in_flight": len(self.in_flight),
+            "num_pages": len(pool),
+            "pages_free": len(pool.free),
+            "pages_cached": len(pool.cached),
+            "pages_held": pool.held,
+            "queued_tokens": self.queued_tokens,
+            **{name: self.counts.get(name, 0) for name in COUNTERS},
+        }
+
+
+COUNTERS = (
+    "steps", "preemptions", "prompt_tokens", "generation_tokens", "prefix_queries", "prefix_hits", "ignored", "refused",
+    "finished_stop", "finished_length", "finished_abort", "finished_error", "finished_deadline", "failed_steps",
+)  # fmt: skip

@@ -1,0 +1,172 @@
+"""Whether a state can apply a plan: everything is looked at before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from leftfold.events.plan import Plan
+from leftfold.fsm.effects import FinishReason
+from leftfold.fsm.errors import PlanRefused
+from leftfold.fsm.limits import demand
+from leftfold.fsm.request import Seat
+from leftfold.fsm.state import Gate, State
+
+
+def refuse_invalid(state: State, plan: Plan) -> None:
+    """Raises `PlanRefused`, which names field and value; the state is unchanged."""
+    leaving = _ending(state, plan)
+    if plan.step is None:
+        if plan.join or plan.preempt or plan.chunks or plan.grow or plan.evict or plan.ops:
+            raise PlanRefused("step is missing in a plan that has rows or pages")
+        return
+    _check_step(state, plan)
+    if plan.preempt:
+        leaving += _preempted(state, plan)
+    if plan.join or plan.grow or plan.evict:
+        _check_pages(state, plan, leaving)
+    if plan.join or plan.chunks or state.prefilling:
+        _check_rows(state, plan, leaving)
+    _check_decoding(state, plan, leaving)
+
+
+def _ending(state: State, plan: Plan) -> list[Seat]:
+    seats: list[Seat] = []
+    told: list[tuple[str, int]] = []
+    for rid, _, reason, epoch in plan.ends:
+        request = state.live.get((rid, epoch))
+        if request is None or request.key in told:
+            raise PlanRefused(f"ends: {rid!r} (epoch {epoch}) is not live")
+        if reason not in [known.value for known in FinishReason]:
+            raise PlanRefused(f"ends: {reason!r} is no finish reason")
+        told.append(request.key)
+        if request.seat is not None:
+            seats.append(request.seat)
+    return seats
+
+
+def _check_step(state: State, plan: Plan) -> None:
+    if plan.step != state.next_step:
+        raise PlanRefused(f"step {plan.step} is not the next one ({state.next_step})")
+    if len(state.in_flight) > state.config.pipeline_depth:
+        raise PlanRefused(f"step {plan.step}: {len(state.in_flight)} steps are in flight")
+    if not state.executor_present or state.gate not in (Gate.RUNNING, Gate.CLOSING):
+        raise PlanRefused(f"step {plan.step}: gate {state.gate.value}, executor present {state.executor_present}")
+    if plan.ops or plan.width != 1:
+        raise PlanRefused(f"step {plan.step}: operations and widths other than 1 are not supported")
+
+
+def _preempted(state: State, plan: Plan) -> list[Seat]:
+    seats: list[Seat] = []
+    for slot in plan.preempt:
+        seat = _seat(state, slot, "preempt")
+        if seat in seats:
+            raise PlanRefused(f"preempt: slot {slot} is named twice")
+        seats.append(seat)
+    return seats
+
+
+def _seat(state: State, slot: int, field: str) -> Seat:
+    seat = state.by_slot[slot] if 0 <= slot < len(state.by_slot) else None
+    if seat is None or seat in state.stopping:
+        raise PlanRefused(f"{field}: slot {slot} is not running")
+    return seat
+
+
+def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
+    """Every granted page is usable and granted once; every found page is published."""
+    pool, size = state.pool, state.config.page_size
+    granted: list[int] = []
+    for _, pages in plan.grow:
+        granted += np.asarray(pages).tolist()
+    for row in plan.join:
+        shared = row.start // size
+        granted += list(row.pages[0])[shared:]
+        for page in list(row.pages[0])[:shared]:
+            if not 0 <= page < len(pool) or pool.keys[page] is None:
+                raise PlanRefused(f"join: page {page} of {row.rid!r} is not in the prefix cache")
+    evicted = [page for _, _, pages in plan.evict for page in pages]
+    dropped = set(evicted)
+    fresh = set(granted)
+    if len(fresh) != len(granted) or len(dropped) != len(evicted):
+        raise PlanRefused(f"pages {_twice(granted) or _twice(evicted)} are granted or evicted twice")
+    if not leaving and dropped <= pool.cached.keys() and fresh - dropped <= pool.free.keys():
+        return
+    _check_pages_one_by_one(state, granted, evicted, leaving)
+
+
+def _check_pages_one_by_one(state: State, granted: list[int], evicted: list[int], leaving: list[Seat]) -> None:
+    pool = state.pool
+    freed: dict[int, int] = {}
+    for seat in leaving:
+        for page in seat.pages:
+            freed[page] = freed.get(page, 0) + 1
+    for page in (*granted, *evicted):
+        if not 0 <= page < len(pool):
+            raise PlanRefused(f"page {page} does not exist")
+        if pool.refs[page] != freed.get(page, 0):
+            raise PlanRefused(f"page {page} is held")
+    for page in evicted:
+        if pool.keys[page] is None:
+            raise PlanRefused(f"evict: page {page} is not cached")
+    for page in granted:
+        if pool.keys[page] is not None and page not in evicted:
+            raise PlanRefused(f"page {page} is granted without being evicted")
+
+
+def _twice(pages: Iterable[int]) -> list[int]:
+    seen: list[int] = []
+    return [page for page in pages if page in seen or seen.append(page)]  # type: ignore[func-returns-value]
+
+
+def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
+    """Joins take free slots and waiting requests; chunks cover what is left of each prompt and no more."""
+    remaining = {seat.slot: (int(state.columns.computed[seat.slot]), seat.target) for seat in state.prefilling.values()}
+    for seat in leaving:
+        remaining.pop(seat.slot, None)
+    free = {*state.free_slots, *(seat.slot for seat in leaving)}
+    size = state.config.page_size
+    seated: list[tuple[str, int]] = []
+    for row in plan.join:
+        request = state.live.get((row.rid, row.epoch))
+        if request is None or request.seat is not None or request.key in seated:
+            raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
+        if row.slot not in free:
+            raise PlanRefused(f"join: slot {row.slot} is not free")
+        free.discard(row.slot)
+        seated.append(request.key)
+        if len(row.pages) != 1 or len(row.pages[0]) != demand(len(request.tokens), size):
+            raise PlanRefused(f"join: {row.rid!r} gets {row.pages} for {len(request.tokens)} tokens")
+        if row.start % size or not 0 <= row.start < len(request.tokens):
+            raise PlanRefused(f"join: start {row.start} of {row.rid!r}, which has {len(request.tokens)} tokens")
+        remaining[row.slot] = (row.start, len(request.tokens))
+    for slot, length, samples in plan.chunks:
+        if slot not in remaining:
+            raise PlanRefused(f"chunks: slot {slot} is not prefilling, or is named twice")
+        start, target = remaining.pop(slot)
+        if not 0 <= length <= target - start or samples != (length > 0 and start + length == target):
+            left = target - start
+            raise PlanRefused(f"chunks: {length} tokens (samples {samples}) of slot {slot}, which has {left} left")
+    if remaining:
+        raise PlanRefused(f"chunks: slots {list(remaining)} are prefilling and not named")
+
+
+def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
+    """Every decoding row has a page for its next position; limits of rows and tokens hold."""
+    slots, columns = state.decoding.slots, state.columns
+    if leaving:
+        slots = slots[~np.isin(slots, [seat.slot for seat in leaving])]
+    full = slots[columns.computed[slots] >= columns.capacity[slots]]
+    grown = np.concatenate([np.asarray(row.slots, np.int64) for row in plan.grow]) if plan.grow else full[:0]
+    if not np.array_equal(full, grown):
+        raise PlanRefused(f"grow: slots {grown.tolist()} get pages, slots {full.tolist()} need them")
+    if any(len(row.slots) != len(row.pages) for row in plan.grow):
+        raise PlanRefused("grow: slots and pages differ in number")
+    config = state.config
+    rows = len(slots) + len(plan.chunks)
+    tokens = len(slots) + sum(chunk.length for chunk in plan.chunks)
+    if rows > config.max_running or tokens > config.max_batch_tokens:
+        raise PlanRefused(f"step {plan.step}: {rows} rows with {tokens} tokens are over the limits")
+    if not tokens:
+        raise PlanRefused(f"step {plan.step}: no row computes anything")
