@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
 HEAVY = ("torch", "transformers", "triton", "fastapi", "uvicorn", "zmq", "openai", "tokenizers", "safetensors", "gguf")
-LIGHT = ["leftfold", "leftfold.events", "leftfold.fsm", "leftfold.replay"]
-if (Path(__file__).resolve().parents[2] / "leftfold" / "cli.py").exists():
-    LIGHT.append("leftfold.cli")
+LIGHT = ("leftfold", "leftfold.events", "leftfold.fsm", "leftfold.replay", "leftfold.cli")
 
 
 def heavy_modules_after(statement: str) -> list[str]:
