@@ -110,7 +110,7 @@ def is_local(model: str) -> bool:
 def list_cached() -> list[CachedModel]:
     """The models in the cache, by name."""
     models = cache_root() / "models"
-    folders = sorted(p for p in models.glob("*") if p.is_dir() and not p.name.startswith(".")) if models.is_dir() else []
+    folders = sorted(p for p in models.glob("[!.]*") if p.is_dir())
     return [CachedModel(p.name.replace("--", "/"), p, _size(p)) for p in folders]
 
 

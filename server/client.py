@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -13,8 +14,22 @@ import zmq
 import zmq.asyncio
 
 from leftfold.events import Abort, Admit, Event
-from leftfold.server.wire import Failed, Message, Output, Outputs, Ready, Stats, StatsRequest, Stop, Submit
-from leftfold.server.wire import from_frames, to_frames
+from leftfold.server.wire import (
+    Failed,
+    Message,
+    Output,
+    Outputs,
+    Ready,
+    Stats,
+    StatsRequest,
+    Stop,
+    Submit,
+    WireError,
+    from_frames,
+    to_frames,
+)
+
+_log = logging.getLogger("leftfold.server")
 
 
 class EngineGone(Exception):
@@ -97,7 +112,11 @@ class EngineClient:
     async def run(self) -> None:
         """Hands out what the engine sends, until cancelled."""
         while True:
-            self._take(from_frames(await self._outputs.recv_multipart()))
+            frames = await self._outputs.recv_multipart()
+            try:
+                self._take(from_frames(frames))
+            except WireError as error:
+                _log.error("ignored a message from the engine: %s", error)
 
     def _take(self, message: Message) -> None:
         match message:
@@ -135,15 +154,15 @@ class EngineClient:
         """No more outputs of `rid` are wanted."""
         self._groups.pop(rid, None)
 
-    async def stats(self, timeout: float = 5.0) -> Mapping[str, Any]:
-        """The engine's gauges, as its state has them now. Raises EngineGone, TimeoutError."""
+    async def stats(self, patience: float = 5.0) -> Mapping[str, Any]:
+        """The engine's gauges, as its state has them, within `patience` seconds. Raises EngineGone, TimeoutError."""
         if self._gone is not None:
             raise EngineGone(str(self._gone))
         call = next(self._numbers)
         future = self._calls[call] = asyncio.get_running_loop().create_future()
         self._send(StatsRequest(call))
         try:
-            return await asyncio.wait_for(future, timeout)
+            return await asyncio.wait_for(future, patience)
         finally:
             self._calls.pop(call, None)
 

@@ -68,8 +68,7 @@ def main() -> int:
     context: zmq.Context[Any] = zmq.Context()
     send = _Sender(context, setup["outputs"])
     try:
-        engine = _build(setup["builder"], ServeOptions.from_dict(setup["options"]))
-        engine.on_effects = send.effects
+        engine = _build(setup["builder"], ServeOptions.from_dict(setup["options"]), send.effects)
         engine.start()
     except Exception as error:  # the one boundary: whatever a model, a disk or a setting does wrong at the start
         if os.environ.get("LEFTFOLD_DEBUG"):
@@ -87,16 +86,14 @@ def main() -> int:
     return 0
 
 
-def _build(builder: str, options: ServeOptions) -> Any:
+def _build(builder: str, options: ServeOptions, on_effects: Callable[[Any], None]) -> Any:
     module, _, name = builder.partition(":")
-    build: Callable[[ServeOptions], Any] = getattr(importlib.import_module(module), name)
-    return build(options)
+    return getattr(importlib.import_module(module), name)(options, on_effects)
 
 
 def _info(engine: Any) -> dict[str, Any]:
-    config = engine.config
-    values = dataclasses.asdict(config) if dataclasses.is_dataclass(config) else dict(config)  # type: ignore[arg-type]
-    return {key: value for key, value in values.items() if isinstance(value, int | str | float | bool | None)}
+    """What the server must know: the limits, and why the engine refuses all work, if it does."""
+    return {**engine.config.as_dict(), "fault": engine.stats().get("fault", "")}
 
 
 def _obey(engine: Any, context: zmq.Context[Any], setup: Mapping[str, Any]) -> None:

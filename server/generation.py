@@ -13,7 +13,7 @@ from leftfold.server.client import EngineGone, Group
 from leftfold.server.errors import ApiError, engine_error
 from leftfold.server.state import ServerState
 from leftfold.server.wire import Output
-from leftfold.text import StopMatcher, Tokenizer
+from leftfold.text import AnswerText
 
 # The engine's finish reasons in the API's words. Whatever cut an answer short is "length": it is incomplete.
 FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "length": "length", "abort": "length", "deadline": "length"}
@@ -29,38 +29,6 @@ class Delta:
     finish_reason: str | None = None
 
 
-class Choice:
-    """Text of one choice. Tokens below `min_tokens` are not searched for stop strings."""
-
-    def __init__(self, tokenizer: Tokenizer, job: Job) -> None:
-        self._detokenizer = tokenizer.detokenizer()
-        self._stops = StopMatcher(job.stops)
-        self._params = job.params
-        self.tokens = 0
-        self.reason: str | None = None
-
-    def take(self, output: Output) -> str:
-        """The text that may be shown after `output`; sets `reason` when it ends the choice."""
-        last = len(output.tokens) - 1
-        text = ""
-        for i, token in enumerate(output.tokens):
-            self.tokens += 1
-            if i == last and output.finish_reason == "stop" and token in self._params.stop_token_ids:
-                break  # it said "stop"; it is not part of the text
-            text += self._show(self._detokenizer.push((token,)))
-            if self._stops.stopped is not None:
-                self.reason = "stop"
-                return text
-        if output.finish_reason is not None:
-            text += self._stops.push(self._detokenizer.finish())
-            self.reason = "stop" if self._stops.stopped is not None else output.finish_reason
-            text += self._stops.finish()
-        return text
-
-    def _show(self, piece: str) -> str:
-        return piece if self.tokens <= self._params.min_tokens else self._stops.push(piece)
-
-
 class Generation:
     """Runs a job: `begin`, iterate for deltas, and always `close`, which aborts what is still running."""
 
@@ -69,7 +37,10 @@ class Generation:
         self._state = state
         self._metrics = state.metrics
         self._job = job
-        self._choices = [Choice(service.tokenizer, job) for _ in range(len(job.prompts) * job.n)]
+        self._choices = [
+            AnswerText(service.tokenizer, job.stops, job.params.stop_token_ids, job.params.min_tokens)
+            for _ in range(len(job.prompts) * job.n)
+        ]
         self._cached = [0] * len(self._choices)
         self._started = time.perf_counter()
         self._heard: dict[int, float] = {}
@@ -81,7 +52,7 @@ class Generation:
             self._group = self._state.serving().engine.admit(self._job.requests())
         except EngineGone as gone:
             raise _gone(gone) from gone
-        self._state.live += 1
+        self._state.enter()
         self._metrics.prompt_tokens.inc(sum(len(p) for p in self._job.prompts))
         try:
             first = await asyncio.wait_for(self._group.first(), _FIRST_OUTPUT_SECONDS)
@@ -95,7 +66,7 @@ class Generation:
         if self._group is not None:
             self._group.close()
             self._group = None
-            self._state.live -= 1
+            self._state.leave()
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -119,7 +90,7 @@ class Generation:
                     self._refuse(output)
                 self._measure(index, output)
                 choice = self._choices[index]
-                text = choice.take(output)
+                text = choice.take(output.tokens, output.finish_reason)
                 if choice.reason is not None:
                     group.stop(output, keep=choice.tokens)
                     self._metrics.finished(choice.reason, time.perf_counter() - self._started)

@@ -41,7 +41,7 @@ class ServeOptions:
     threads: int | None = None
     kernels: str | None = None
     durability: str = "async"
-    shutdown_timeout: float = 4.0
+    shutdown_timeout: float = 2.0
     max_body_bytes: int = 16 * 1024 * 1024
     max_n: int = 128
     disable_access_log: bool = False

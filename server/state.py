@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -40,15 +41,30 @@ class Service:
 
 @dataclass
 class ServerState:
-    """`phase`: starting · fetching · loading · ready · draining · failed. `live`: generations being answered."""
+    """`phase`: starting · fetching · loading · ready · refusing · draining · failed."""
 
     options: ServeOptions
     model_name: str
     metrics: Metrics
     phase: str = "starting"
     service: Service | None = None
-    live: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        self._live = 0
+        self.idle = asyncio.Event()
+        self.idle.set()
+
+    def enter(self) -> None:
+        """A generation begins; `idle` is set while there is none."""
+        self._live += 1
+        self.idle.clear()
+
+    def leave(self) -> None:
+        """A generation has ended."""
+        self._live -= 1
+        if not self._live:
+            self.idle.set()
 
     @property
     def alive(self) -> bool:

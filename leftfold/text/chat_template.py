@@ -86,7 +86,7 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARS:
-            raise TemplateError(f"the chat template has {len(source)} characters; at most {MAX_TEMPLATE_CHARS} are read")
+            raise TemplateError(f"the chat template has {len(source)} characters, more than {MAX_TEMPLATE_CHARS}")
         environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols])
         environment.filters.update(tojson=_tojson, center=_padded)
         environment.globals.update(

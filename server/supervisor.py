@@ -1,0 +1,226 @@
+"""The life of a server: HTTP answers at once, the model is fetched, the engine starts, serves, drains and stops."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+from asyncio.subprocess import PIPE, Process
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import orjson
+import uvicorn
+
+from leftfold import hub
+from leftfold.server.app import create_app
+from leftfold.server.client import EngineClient, EngineGone
+from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name
+from leftfold.server.metrics import Metrics
+from leftfold.server.options import ServeOptions
+from leftfold.server.state import ServerState, Service
+from leftfold.server.throughput import report_throughput
+from leftfold.text import TextError, load_tokenizer
+
+T = TypeVar("T")
+_ENGINE_STOP_SECONDS = 2.2  # then it is killed: a stop takes less than five seconds in all
+_ANSWER_SECONDS = 0.5
+
+
+class _Refused(Exception):
+    """The server cannot start; the message is the line that the user sees."""
+
+
+class _Broken(Exception):
+    """The engine's process ended by itself."""
+
+
+class _Http(uvicorn.Server):
+    """Uvicorn without its signal handlers; the supervisor has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Supervisor:
+    """Owns the listener, the HTTP server, the engine's process and the way they end. `run` once."""
+
+    def __init__(self, options: ServeOptions, listener: socket.socket, builder: str) -> None:
+        self._options = options
+        self._listener = listener
+        self._builder = builder
+        name = api_name(options)
+        self._state = ServerState(options, name, Metrics(name))
+        self._http = _Http(_http_config(self._state))
+        self._folder = tempfile.mkdtemp(prefix="leftfold-")  # 0700: nobody else may speak to the engine
+        self._client: EngineClient | None = None
+        self._process: Process | None = None
+        self._asked_to_stop = asyncio.Event()
+        self._asked_again = asyncio.Event()
+
+    async def run(self) -> int:
+        """Serves until asked to stop or broken. Returns the exit code."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, self._on_signal)
+        _set_up_logging()
+        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        try:
+            return await self._until_stopped()
+        except _Refused as error:
+            print(f"leftfold: {error}", file=sys.stderr)
+            return REFUSED
+        except _Broken as error:
+            print(f"leftfold: {error}", file=sys.stderr)
+            await asyncio.sleep(_ANSWER_SECONDS)  # those who wait get their error before the connection ends
+            return BROKEN
+        finally:
+            await self._stop(http)
+
+    def _on_signal(self) -> None:
+        (self._asked_again if self._asked_to_stop.is_set() else self._asked_to_stop).set()
+
+    async def _until_stopped(self) -> int:
+        life = asyncio.create_task(self._live())
+        asked = asyncio.create_task(self._asked_to_stop.wait())
+        try:
+            await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+            if life.done():
+                life.result()
+            await self._drain()
+            return STOPPED
+        finally:
+            for task in (life, asked):
+                task.cancel()
+            await asyncio.gather(life, asked, return_exceptions=True)
+
+    async def _live(self) -> None:
+        """Fetches, loads, serves; ends only by an exception."""
+        self._state.phase = "fetching" if not hub.is_local(self._options.model) else "loading"
+        try:
+            model = await _in_thread(lambda: hub.resolve(self._options.model))
+            self._state.phase = "loading"
+            client, process = await self._start_engine()
+            tokenizer = await _in_thread(lambda: load_tokenizer(model.path))
+        except (hub.HubError, TextError) as error:
+            raise _Refused(str(error)) from error
+        receiver = asyncio.create_task(client.run())
+        ended = asyncio.create_task(process.wait())
+        reporter: asyncio.Task[None] | None = None
+        try:
+            await asyncio.wait({client.ready, ended, receiver}, return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                await asyncio.wait({client.ready}, timeout=_ANSWER_SECONDS)  # its last words may still be on the way
+            if not client.ready.done():
+                raise _Broken(f"the engine process ended with code {process.returncode} before it was ready")
+            self._open(Service(client, tokenizer, client.ready.result()))
+            reporter = asyncio.create_task(report_throughput(client))
+            await asyncio.wait({ended, receiver}, return_when=asyncio.FIRST_COMPLETED)
+            raise self._broken(process.returncode)
+        except EngineGone as error:
+            raise _Refused(str(error)) from error
+        finally:
+            for task in (receiver, ended, reporter):
+                if task is not None:
+                    task.cancel()
+
+    def _broken(self, code: int | None) -> _Broken:
+        why = f"the engine process ended with code {code}"
+        self._state.phase = "failed"
+        assert self._client is not None
+        self._client.gone(why)
+        return _Broken(why)
+
+    def _open(self, service: Service) -> None:
+        fault = service.info.get("fault")
+        self._state.service = service
+        self._state.phase = "refusing" if fault else "ready"
+        if fault:
+            print(f"leftfold: refusing all work: {fault}", file=sys.stderr)
+            return
+        host, port = self._listener.getsockname()[:2]
+        shown = f"[{host}]" if ":" in host else host
+        print(f"leftfold: serving {self._state.model_name} on http://{shown}:{port}", file=sys.stderr, flush=True)
+
+    async def _start_engine(self) -> tuple[EngineClient, Process]:
+        addresses = {name: f"ipc://{self._folder}/{name}" for name in ("commands", "outputs")}
+        self._client = EngineClient(**addresses)
+        setup = {**addresses, "builder": self._builder, "options": self._options.to_dict()}
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "leftfold.server.engine_process", stdin=PIPE, start_new_session=True
+        )
+        assert self._process.stdin is not None
+        self._process.stdin.write(orjson.dumps(setup) + b"\n")
+        return self._client, self._process
+
+    async def _drain(self) -> None:
+        """Nobody new, and a while for those who are being answered; a second signal cuts it short."""
+        self._state.phase = "draining"
+        enough = [asyncio.create_task(event.wait()) for event in (self._state.idle, self._asked_again)]
+        await asyncio.wait(enough, timeout=self._options.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
+        for task in enough:
+            task.cancel()
+
+    async def _stop(self, http: asyncio.Task[None]) -> None:
+        self._http.should_exit = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await http
+        if self._process is not None:
+            await self._stop_engine(self._process)
+        if self._client is not None:
+            self._client.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _stop_engine(self, process: Process) -> None:
+        assert self._client is not None
+        if process.returncode is None:
+            self._client.stop()
+            try:
+                await asyncio.wait_for(process.wait(), _ENGINE_STOP_SECONDS)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+
+
+def _http_config(state: ServerState) -> uvicorn.Config:
+    return uvicorn.Config(
+        create_app(state),
+        log_config=None,
+        access_log=not state.options.disable_access_log,
+        lifespan="off",
+        server_header=False,
+        timeout_graceful_shutdown=_ANSWER_SECONDS,  # type: ignore[arg-type]  # a fraction works as well
+    )
+
+
+def _set_up_logging() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    """`work` in a thread that does not keep the process from ending (a fetch cannot be interrupted)."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def settle(set_it: Callable[[Any], None], value: Any) -> None:
+        if not future.done():
+            set_it(value)
+
+    def run() -> None:
+        try:
+            outcome: tuple[Callable[[Any], None], Any] = (future.set_result, work())
+        except Exception as error:  # carried over to the waiting task
+            outcome = (future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            loop.call_soon_threadsafe(settle, *outcome)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
