@@ -16,7 +16,7 @@ from leftfold.events.errors import LogDamaged, LogSchemaUnknown
 
 SCHEMA = 1
 PREFIX = b'{"crc":"%08x",'
-REST = 18  # where the rest of a line begins
+REST = 18  # where the rest of a line begins; a line is so many bytes longer than its record without `crc`
 _HEADER_FIELDS = ("type", "schema", "first_seq", "prev")
 
 

@@ -11,11 +11,10 @@ from types import TracebackType
 from typing import NamedTuple, Self
 
 import orjson
-from google_crc32c import extend
 
 from leftfold.events.codec import CodecError, decode, encode
 from leftfold.events.errors import LogBroken, LogClosed, LogError, LogUnreadable, TimeReversed, TornTail
-from leftfold.events.framing import REST, header
+from leftfold.events.framing import REST, frame, header
 from leftfold.events.stores import DirectoryStore, MemoryStore, Store, existing
 from leftfold.events.types import Event
 from leftfold.events.walk import Dropped, Readable, Tail, scan, walk
@@ -175,13 +174,12 @@ class EventLog:
         if self._taken - self._written > FLUSH_BYTES:
             self._relieve()
         seq = self._next_seq
-        rest = encode(event, seq)[1:]
-        size = len(rest) + 19  # the prefix and the newline
+        body = encode(event, seq)
+        size = len(body) + REST
         if self._size + size > self._segment_bytes:
             self._rotate(seq)
-        crc = extend(self._crc, rest)
-        self._queue.append(b'{"crc":"%08x",%b\n' % (crc, rest))
-        self._crc = crc
+        line, self._crc = frame(body, self._crc)
+        self._queue.append(line)
         self._size += size
         self._taken += size
         self._last_t = t

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import io
 import os
@@ -109,6 +110,8 @@ class DirectoryStore(DirectoryReader):
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         """Raises `LogLocked`, `OSError`."""
         super().__init__(directory)
+        if self.directory.exists() and not self.directory.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "a log is a directory, and this is a file", str(directory))
         self.directory.parent.mkdir(parents=True, exist_ok=True)
         self.directory.mkdir(mode=0o700, exist_ok=True)
         self._lock = self._take_lock()

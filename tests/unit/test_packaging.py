@@ -25,14 +25,14 @@ def build(hook: str, source: Path, out: Path) -> Path:
     return built
 
 
-def modules_in(tree: Path) -> set[str]:
-    """Every module of the tree, as its path in a distribution."""
+def files_in(tree: Path) -> set[str]:
+    """Every file of the packages in the tree, as its path in a distribution."""
     folders = {"leftfold": tree / "leftfold"} | {f"leftfold/{room}": tree / room for room in ROOMS}
     return {
         f"{name}/{path.relative_to(folder).as_posix()}"
         for name, folder in folders.items()
-        for path in folder.rglob("*.py")
-        if name != "leftfold" or path.relative_to(folder).parts[0] not in ROOMS
+        for path in folder.rglob("*")
+        if path.is_file() and (name != "leftfold" or path.relative_to(folder).parts[0] not in ROOMS)
     }
 
 
@@ -64,9 +64,8 @@ def check_wheel(files: dict[str, int], source: Path) -> None:
     links = [name for name, mode in files.items() if mode & 0o170000 == 0o120000]
     assert not links, f"links do not survive in a wheel: {links}"
     assert {name.split("/")[0] for name in files} == {"leftfold", "leftfold-0.1.0.dist-info"}
-    modules = {name for name in files if name.endswith(".py")}
-    assert modules == modules_in(source)
-    assert "leftfold/py.typed" in files
+    assert {name for name in files if name.startswith("leftfold/")} == files_in(source)
+    assert {"leftfold/py.typed", "leftfold/fsm/__init__.py"} <= set(files)
 
 
 def test_rooms_are_relative_links_beside_the_front_door() -> None:
@@ -87,7 +86,7 @@ def test_sdist_holds_files_where_the_tree_has_links(source: Path, sdist: Path) -
         members = archive.getmembers()
     assert not [member.name for member in members if member.issym() or member.islnk()]
     names = {member.name.partition("/")[2] for member in members}
-    assert modules_in(source) <= names
+    assert files_in(source) <= names
     assert not names & {f"{room}/__init__.py" for room in ROOMS}, "each module once"
     assert {"LICENSE", "README.md", "constraints.txt", "Makefile"} <= names
 
