@@ -1,0 +1,1 @@
+"""Model code, one file per family."""

@@ -1,0 +1,136 @@
+"""Runs a model from the stream of execution plans, on a CPU or a CUDA device with the same code."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from leftfold.events import Copy, ExecutionPlan, chain_digest
+from leftfold.events.digest import START
+from leftfold.executor.base import NO_TOKENS, Result
+from leftfold.executor.errors import ModelError, PlanError, RowError
+from leftfold.executor.mirrors import DeviceState, StepRows
+from leftfold.executor.models.llama import KVMemory, Llama, StepInput
+from leftfold.executor.sampler import Sampler
+from leftfold.executor.weights import LoadedModel, load
+from leftfold.kernels.attention import PagedLayout
+from leftfold.kernels.registry import Kernels
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TorchExecutor:
+    """Model, paged KV memory, mirrors and sampler.
+
+    `model`: a path (`weights.load`) or an opened model. `num_pages`, `page_size`: the KV memory. `max_model_len`:
+    positions a row may reach. `max_running`: rows to make room for at once (more are fine). `dtype`: "auto" is float32 on a CPU and bfloat16 elsewhere. `threads`: PyTorch's, for
+    the whole process (None: as it is). `kernels`: implementation by operation name. Raises `ModelError`.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | LoadedModel,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_model_len: int,
+        max_running: int = 1,
+        dtype: str = "auto",
+        device: str = "cpu",
+        threads: int | None = None,
+        kernels: Mapping[str, str] | None = None,
+    ) -> None:
+        if threads is not None:
+            torch.set_num_threads(threads)
+        kind = torch.device(device).type
+        name = ("float32" if kind == "cpu" else "bfloat16") if dtype == "auto" else dtype
+        if name not in DTYPES:
+            raise ModelError(f"dtype {dtype!r} is unknown; there are: auto, {', '.join(DTYPES)}")
+        loaded = model if isinstance(model, LoadedModel) else load(model)
+        chosen = Kernels(kind, name, kernels)
+        with torch.inference_mode():
+            self.model = Llama(loaded, chosen, DTYPES[name], device, max_model_len)
+            self.memory = KVMemory(loaded.config, num_pages, page_size, DTYPES[name], device)
+        self.config = loaded.config
+        self.device = torch.device(device)
+        self.max_model_len = max_model_len
+        self.state = DeviceState(num_pages, page_size, max_running)
+        self.sampler = Sampler(chosen.get("sampling", vocabulary=loaded.config.vocab_size))
+        self._digest = START
+        self._planned_failure: tuple[str, tuple[int, ...]] | None = None
+
+    def reset(self) -> None:
+        """Forget all rows and KV content, restart the digest chain."""
+        self.state.reset()
+        self._digest = START
+        with torch.inference_mode():
+            self.memory.clear()
+
+    def fail_next(self, text: str, rows: tuple[int, ...] = ()) -> None:
+        """Let the next step fail after its deltas, as a fault of the device would; for tests and drills."""
+        self._planned_failure = (text, rows)
+
+    def execute(self, plan: ExecutionPlan) -> Result:
+        """Apply one plan. Never raises; `Result.error` says what went wrong and whether to try again."""
+        self._digest = chain_digest(self._digest, plan)
+        try:
+            rows = self.state.apply(plan)
+            with torch.inference_mode():
+                self._run_operations(plan)
+                tokens = self._run_rows(rows)
+            self.state.commit(rows, tokens)
+        except PlanError as error:
+            return self._failed(plan, str(error), retry=False)
+        except RowError as error:
+            return self._failed(plan, str(error), retry=True, rows=error.rows)
+        except Exception as error:  # the boundary: whatever a device or a kernel throws becomes a failed step
+            return self._failed(plan, f"{type(error).__name__}: {error}", retry=True)
+        return Result(plan.step, tokens, self._digest)
+
+    def _failed(self, plan: ExecutionPlan, text: str, retry: bool, rows: tuple[int, ...] = ()) -> Result:
+        error: dict[str, Any] = {"text": text, "retry": retry, "rows": rows}
+        return Result(plan.step, NO_TOKENS, self._digest, error)
+
+    def _run_operations(self, plan: ExecutionPlan) -> None:
+        for operation in plan.ops:
+            if not isinstance(operation, Copy) or operation.group != 0:
+                raise PlanError(f"step {plan.step}: this executor does not know the operation {operation}")
+            source, target = (torch.tensor(pages, device=self.device) for pages in (operation.src, operation.dst))
+            self.memory.copy(source, target)
+
+    def _run_rows(self, rows: StepRows) -> npt.NDArray[np.int32]:
+        if self._planned_failure is not None:
+            (text, culprits), self._planned_failure = self._planned_failure, None
+            raise RowError(text, culprits)
+        if not len(rows.slots):
+            return NO_TOKENS
+        if int(rows.positions.max()) >= self.max_model_len:
+            raise PlanError(f"a row computes position {int(rows.positions.max())} of {self.max_model_len}")
+        hidden = self.model.forward(self._input(rows), self.memory)
+        sampling = np.flatnonzero(rows.samples)
+        if not len(sampling):
+            return NO_TOKENS
+        last = (np.cumsum(rows.lengths) - 1)[sampling]
+        logits = self.model.logits(hidden[self._tensor(last)])
+        unusable = ~torch.isfinite(logits.amax(-1))
+        if bool(unusable.any()):
+            culprits = sampling[unusable.cpu().numpy()]
+            raise RowError("the model's scores are not finite", tuple(culprits.tolist()))
+        ends = (rows.starts + rows.lengths)[sampling]
+        drawn = self.sampler.draw(logits, self.state, rows.slots[sampling], ends)
+        return drawn.to(torch.int32).cpu().numpy()
+
+    def _input(self, rows: StepRows) -> StepInput:
+        state, size = self.state, self.state.page_size
+        owners = np.repeat(rows.slots, rows.lengths)
+        places = state.table[owners, rows.positions // size] * size + rows.positions % size
+        layout = PagedLayout(rows.starts, rows.lengths, state.table[rows.slots], size)
+        return StepInput(self._tensor(rows.tokens), self._tensor(rows.positions), self._tensor(places), layout)
+
+    def _tensor(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(values).to(self.device)
