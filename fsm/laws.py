@@ -5,10 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from leftfold.events.digest import digest_of
-from leftfold.events.plan import ExecutionPlan, Join, Joined, Plan
+from leftfold.events.plan import ExecutionPlan, Join, Joined, Plan, as_list
 from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.rows import ChunkRow, StepRows
 from leftfold.fsm.seating import dequeue, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
@@ -27,11 +28,10 @@ def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | No
     for slot in plan.preempt:
         _preempt(state, slot)
     for _, _, pages in plan.evict:
-        for page in pages:
-            state.pool.evict(int(page))
+        state.pool.evict(as_list(pages))
     joined = [_join(state, row) for row in plan.join]
     for slots, pages in plan.grow:
-        _grow(state, slots, pages)
+        _grow(state, as_list(slots), as_list(pages))
     return _launch(state, plan, joined)
 
 
@@ -48,12 +48,12 @@ def _join(state: State, row: Join) -> Joined:
     request = state.live[row.rid, row.epoch]
     pages, pool, size = [int(page) for page in row.pages[0]], state.pool, state.config.page_size
     shared = row.start // size
+    extend_keys(request.keys, request.root, request.tokens, shared, size)  # nobody may have decided here
     dequeue(state, request)
     drop_queue_deadline(state, request)
     for page in pages[:shared]:
         pool.share(page)
-    for page in pages[shared:]:
-        pool.grant(page)
+    pool.grant(pages[shared:])
     if request.reads_cache and not request.preemptions:
         request.cached = min(row.start, request.prompt_len)
         state.count("prefix_queries", request.prompt_len)
@@ -65,17 +65,17 @@ def _join(state: State, row: Join) -> Joined:
     )
 
 
-def _grow(state: State, slots: object, pages: object) -> None:
+def _grow(state: State, slots: list[int], pages: list[int]) -> None:
     """Append one page to each row: per-row work only where a page is full, once in `page_size` steps."""
-    columns, size, grant = state.columns, state.config.page_size, state.pool.grant
-    index = np.asarray(slots, np.int64)
-    granted = np.asarray(pages, np.int64)
-    for slot, page in zip(index.tolist(), granted.tolist(), strict=True):
-        seat = state.by_slot[slot]
+    columns, size, by_slot = state.columns, state.config.page_size, state.by_slot
+    state.pool.grant(pages)
+    state.at_edge = []
+    for slot, page in zip(slots, pages, strict=True):
+        seat = by_slot[slot]
         assert seat is not None
-        grant(page)
         seat.pages.append(page)
-    columns.cursor[index] = granted * size
+    index = np.array(slots, np.int64)
+    columns.cursor[index] = np.array(pages, np.int64) * size
     columns.capacity[index] += size
 
 

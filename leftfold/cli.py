@@ -58,7 +58,7 @@ def _command(arguments: list[str]) -> int:
         print(f"leftfold {__version__}")
         return OK
     if chosen.command is None:
-        names.print_help()
+        names.print_help(sys.stderr)
         return WRONG_USE
     if chosen.command not in COMMANDS:
         names.error(f"unknown command {chosen.command!r}: choose one of {', '.join(COMMANDS)}")

@@ -12,16 +12,20 @@ from typing import Any
 
 from leftfold.errors import ConfigurationError, EngineError, EngineFault
 from leftfold.events import Event, ExecutorLost, ForwardDone, LogError, Started, Tick
+from leftfold.executor.base import Executor, Result
 from leftfold.fsm import LAWS, Config, Effects, Gate, decide
 from leftfold.refuse import refusal
 from leftfold.replay.errors import ReducerFault, ReplayError
 from leftfold.replay.fold import Fold
-from leftfold.worker import Done, Executor, GivenUp, Lost, Ready, Worker
+from leftfold.worker import Done, GivenUp, Lost, Ready, Worker
 
 logger = logging.getLogger("leftfold.engine")
 
 LOSSES = 3
 """After so many losses in a row without a result, the requests of the step that keeps failing end with an error."""
+
+FAILURES = 8
+"""After so many failed steps in a row, the rows of the next one that fails end with an error."""
 
 _STOP = object()
 
@@ -51,7 +55,7 @@ class Engine:
         self.model = model
         self.fault = ""
         self._executor = executor
-        self._on_effects = on_effects
+        self.on_effects = on_effects
         self._code = code
         self._clock = clock
         self._fold = Fold()
@@ -62,6 +66,7 @@ class Engine:
         self._wall = 0
         self._wake_at: int | None = None
         self._losses = 0
+        self._failures = 0
         self._incarnation = 0
         self._ready = False
         self._again = False
@@ -100,21 +105,28 @@ class Engine:
         `fault` says why.
         """
         try:
+            self._fold_log()
+            if not self.fault:
+                self._executor.reset()
+                self._worker.start()
+                self._started()
+        except BaseException:
+            self.close()
+            raise
+
+    def _fold_log(self) -> None:
+        try:
             for record in self.log:
                 self._check(record.event)
                 self._fold.take(record.seq, record.event)
         except ReducerFault as fault:
             self.fault = f"{fault}; the log is kept as it is: move it away, or replay it with a version that folds it"
             logger.error("refusing all work: %s", self.fault)
-            return
         except ReplayError as error:
             raise ConfigurationError(f"the log cannot be folded: {error}; choose another --log-dir") from error
         if self._fold.first is not None and self._fold.last is not None:
             self._wall = self._fold.first.wall_ns
             self._incarnation = self._fold.last.incarnation
-        self._executor.reset()
-        self._worker.start()
-        self._started()
 
     def run(self) -> None:
         """The loop. Raises EngineFault when the reducer fails, EngineError when log or executor are beyond use."""
@@ -193,8 +205,12 @@ class Engine:
             logger.warning("%s refused: %s", type(event).__name__, error)
             self._pending.append(refusal(event, "invalid", f"cannot be logged: {error}"))
 
-    def _done(self, result: Any) -> None:
-        self._forward_done(result.step, result.tokens, result.digest, result.error)
+    def _done(self, result: Result) -> None:
+        self._failures = self._failures + 1 if result.error is not None else 0
+        error = result.error
+        if error is not None and self._failures > FAILURES:
+            error = {**error, "retry": False}
+        self._forward_done(result.step, result.tokens, result.digest, error)
         if self.state.executor_present:
             self._losses = 0
             return
@@ -274,11 +290,11 @@ class Engine:
             return
         if any(effects.outputs or effects.acks for effects in pending):
             self.log.flush()
-        if self._on_effects is None:
+        if self.on_effects is None:
             return
         for effects in pending:
             try:
-                self._on_effects(effects)
+                self.on_effects(effects)
             except Exception:  # the boundary: no listener stops the engine
                 logger.exception("a listener failed")
 

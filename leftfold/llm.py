@@ -12,12 +12,14 @@ from types import TracebackType
 from typing import Any
 
 from leftfold.answer import Answer, Completion, Usage
-from leftfold.builder import build_engine, load_model
+from leftfold.builder import build_engine
 from leftfold.engine import Engine
 from leftfold.errors import EngineError
 from leftfold.events import Abort, Admit, SamplingParams
 from leftfold.fsm import Effects, Output
+from leftfold.hub import resolve
 from leftfold.options import EngineOptions
+from leftfold.text import load_tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
@@ -34,9 +36,8 @@ class LLM:
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
         options.setdefault("durability", "async" if options.get("log_dir") else "off")
         chosen = EngineOptions(model=model, **options)
-        loaded = load_model(chosen)
-        self.tokenizer = loaded.tokenizer
-        self.engine: Engine = build_engine(chosen, self._deliver, loaded)
+        self.tokenizer = load_tokenizer(resolve(model).path)
+        self.engine: Engine = build_engine(chosen, self._deliver)
         self._inboxes: dict[str, SimpleQueue[tuple[str, Output | None]]] = {}
         self._failure = ""
         self.engine.start()

@@ -7,22 +7,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
 
 from leftfold.events import ExecutionPlan
+from leftfold.executor.base import Executor, Result
 
 RESETS = 3
 """How often a lost executor is reset before it is given up."""
-
-
-class Executor(Protocol):
-    """What the engine needs of an executor; results attest to their plan by its digest."""
-
-    def execute(self, plan: ExecutionPlan) -> Any:
-        """Apply one plan; a `Result` with step, tokens, digest and error."""
-
-    def reset(self) -> None:
-        """Forget every mirror and all KV, as after a `Started`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +20,7 @@ class Done:
     """A step's result."""
 
     incarnation: int
-    result: Any
+    result: Result
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,4 +107,4 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-__all__ = ["Done", "Executor", "GivenUp", "Lost", "Ready", "Worker", "describe"]
+__all__ = ["Done", "GivenUp", "Lost", "Ready", "Worker", "describe"]

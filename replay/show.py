@@ -127,9 +127,10 @@ class _Watcher:
                 cached = {"cached": join.start} if join.start else {}
                 yield "join", {"step": plan.step, "slot": join.slot, **cached, "pages": list(join.pages[0])}
         if self.slots and effects.plan is not None:
+            chunked = {chunk.slot for chunk in plan.chunks}
             for row in effects.plan.rows:
                 if row.rid == self.rid:
-                    what = "chunk" if row.length > 1 or not row.samples else "decode"
+                    what = "chunk" if row.slot in chunked else "decode"
                     yield what, {"step": plan.step, "start": row.start, "length": row.length, "samples": row.samples}
 
     def _told(self, output: Output) -> Iterator[_Seen]:

@@ -49,7 +49,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(machine, "--device", choices=("auto", "cpu", "cuda"), help="where to run (auto)")
     _add(machine, "--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="of weights and KV (auto)")
     _add(machine, "--threads", type=positive, help="threads of the executor")
-    _add(machine, "--kernels", help="which kernels to prefer")
+    _add(machine, "--kernels", metavar="OPERATION=KERNEL,…", help="kernels to use instead of the best ones")
 
 
 def _add(group: Any, flag: str, **options: Any) -> None:

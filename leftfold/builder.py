@@ -1,0 +1,200 @@
+"""Builds an engine from options: finds the model, sizes the KV memory, loads the executor, opens the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import leftfold
+from leftfold.engine import Engine
+from leftfold.errors import ConfigurationError
+from leftfold.events import EventLog, LogError, TornTail
+from leftfold.executor.config import ModelConfig
+from leftfold.executor.errors import ExecutorError
+from leftfold.executor.torch_executor import DTYPES, TorchExecutor
+from leftfold.executor.weights import load
+from leftfold.fsm import Config, ConfigError, Effects
+from leftfold.hub import resolve
+from leftfold.keeping import CommittedLog, NoLog
+from leftfold.kernels.registry import KernelError
+from leftfold.options import EngineOptions
+
+logger = logging.getLogger("leftfold.builder")
+
+PAGE_SIZE = 16
+MAX_NUM_SEQS = 64
+TOKENS_PER_SEQUENCE = 512
+"""KV tokens per running request that the default size provides."""
+SHARE = {"cpu": 0.25, "cuda": 0.85}
+"""Share of free memory that the default KV size may take."""
+STEP_TOKENS = {"cpu": 512, "cuda": 8192}
+"""Default tokens per step: a step should take well under a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Where a model runs. `free`: bytes of memory that are free there."""
+
+    device: str
+    dtype: str
+    free: int
+
+
+def build_engine(options: Any, on_effects: Callable[[Effects], None] | None = None) -> Engine:
+    """An engine that is not started yet. `options`: `EngineOptions`, or any object with options by those names.
+
+    Raises HubError (no such model), ConfigurationError (options that cannot be met, a model that cannot be read, a
+    log that is in use or damaged); nothing is left half-written then.
+    """
+    chosen = EngineOptions.of(options)
+    if chosen.durability not in ("async", "off"):
+        raise ConfigurationError(f"durability {chosen.durability!r} is not supported yet: choose async or off")
+    found = resolve(chosen.model)
+    try:
+        weights = load(found.path)
+        machine = _machine(chosen)
+        config = size_config(chosen, weights.config, machine)
+        executor = TorchExecutor(
+            weights,
+            num_pages=config.num_pages,
+            page_size=config.page_size,
+            max_model_len=config.max_model_len,
+            dtype=machine.dtype,
+            device=machine.device,
+            threads=chosen.threads,
+            kernels=_kernels(chosen.kernels),
+        )
+    except (ExecutorError, ConfigError, KernelError) as error:
+        raise ConfigurationError(str(error)) from error
+    except (MemoryError, RuntimeError) as error:  # torch says "not enough memory" as a RuntimeError
+        raise ConfigurationError(f"the model or its KV memory cannot be placed on {machine.device}: {error}") from error
+    log = open_log(chosen, found.name)
+    return Engine(
+        log=log, executor=executor, config=config, model=found.name, on_effects=on_effects, code=leftfold.__version__
+    )
+
+
+def open_log(options: EngineOptions, name: str) -> NoLog | CommittedLog | EventLog:
+    """The log that the options ask for; a torn tail is cut off and said so. Raises ConfigurationError."""
+    if options.durability == "off":
+        return NoLog()
+    path = Path(options.log_dir) if options.log_dir is not None else Path("logs") / name
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", TornTail)
+            log = EventLog.open(path)
+    except (LogError, OSError) as error:
+        raise ConfigurationError(f"the log {path} cannot be opened: {error}") from error
+    for warning in caught:
+        logger.warning("%s: %s", path, warning.message)
+    return CommittedLog(log)
+
+
+def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) -> Config:
+    """The engine's limits, resolved. Raises ConfigurationError for limits that the model or the memory cannot meet."""
+    page_size = options.page_size or PAGE_SIZE
+    max_model_len = options.max_model_len or model.max_positions
+    if max_model_len > model.max_positions:
+        raise ConfigurationError(f"--max-model-len {max_model_len} is beyond the model's {model.max_positions}")
+    max_running = options.max_num_seqs or MAX_NUM_SEQS
+    tokens = _kv_tokens(options, model, machine, page_size, max_running, max_model_len)
+    if tokens < page_size:
+        raise ConfigurationError(f"KV memory for {tokens} tokens is less than one page of {page_size}")
+    if tokens < max_model_len:
+        logger.warning(
+            "KV memory holds %d tokens, less than max_model_len %d: longer requests end early or are refused",
+            tokens // page_size * page_size,
+            max_model_len,
+        )
+    return Config(
+        num_pages=tokens // page_size,
+        page_size=page_size,
+        max_running=max_running,
+        max_batch_tokens=options.max_num_batched_tokens or STEP_TOKENS[machine.device.partition(":")[0]],
+        max_model_len=max_model_len,
+        max_chunk_tokens=options.max_chunk_tokens,
+        pipeline_depth=options.pipeline_depth,
+        policy=options.policy,
+        prefix_cache=options.prefix_cache,
+        max_queued_requests=options.max_queued_requests,
+        vocab_size=model.vocab_size,
+    )
+
+
+def token_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes of KV memory per token: keys and values of every layer."""
+    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPES[dtype].itemsize
+
+
+def _kv_tokens(
+    options: EngineOptions, model: ModelConfig, machine: Machine, page_size: int, max_running: int, longest: int
+) -> int:
+    """Tokens of KV memory: as asked, or enough for every row at a modest length and one at full, if memory allows."""
+    each = token_bytes(model, machine.dtype)
+    if options.kv_tokens is not None and options.kv_memory is not None:
+        raise ConfigurationError("--kv-tokens and --kv-memory say the same thing: give one of them")
+    if options.kv_tokens is not None:
+        tokens = options.kv_tokens
+    elif options.kv_memory is not None:
+        tokens = options.kv_memory // each
+        if tokens < page_size:
+            raise ConfigurationError(
+                f"--kv-memory {options.kv_memory} is less than one page of {page_size} tokens, {page_size * each} bytes"
+            )
+    else:
+        wanted = max(longest + page_size, max_running * min(longest, TOKENS_PER_SEQUENCE))
+        return max(page_size, min(wanted, int(machine.free * SHARE[machine.device.partition(":")[0]]) // each))
+    if tokens * each > machine.free:
+        raise ConfigurationError(
+            f"KV memory for {tokens} tokens takes {tokens * each >> 20} MiB, but only {machine.free >> 20} MiB are free"
+        )
+    return tokens
+
+
+def _machine(options: EngineOptions) -> Machine:
+    device = options.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    kind = device.partition(":")[0]
+    if kind not in SHARE:
+        raise ConfigurationError(f"device {device!r} is unknown: choose auto, cpu or cuda")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError("--device cuda: PyTorch finds no CUDA device here")
+    dtype = options.dtype
+    if dtype == "auto":
+        dtype = "float32" if kind == "cpu" else "bfloat16"
+    if dtype not in DTYPES:
+        raise ConfigurationError(f"dtype {dtype!r} is unknown: choose auto, {', '.join(DTYPES)}")
+    return Machine(device, dtype, torch.cuda.mem_get_info()[0] if kind == "cuda" else free_memory())
+
+
+def free_memory() -> int:
+    """Bytes of main memory that can be had without swapping."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as file:
+            for line in file:
+                if line.startswith("MemAvailable:"):
+                    return int(line.split()[1]) * 1024
+    except (OSError, ValueError):
+        pass  # not Linux: ask for the physical memory instead
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
+
+
+def _kernels(text: str | None) -> Mapping[str, str] | None:
+    """`attention=reference,sampling=reference` as a mapping."""
+    if text is None:
+        return None
+    pairs = [part.partition("=") for part in text.split(",")]
+    if not all(operation and equals and name for operation, equals, name in pairs):
+        raise ConfigurationError(f"--kernels {text!r}: expected operation=kernel, separated by commas")
+    return {operation.strip(): name.strip() for operation, _, name in pairs}
+
+
+__all__ = ["Machine", "build_engine", "open_log", "size_config", "token_bytes"]

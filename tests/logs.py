@@ -1,0 +1,71 @@
+"""Logs for tests of replay: a few requests driven by hand through `decide` and `step`, with made-up tokens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from leftfold.events import Abort, Admit, Event, EventLog, ExecutorLost, ForwardDone, SamplingParams, Started, Tick
+from leftfold.fsm import Config, State, decide, step
+
+CONFIG = Config(num_pages=8, page_size=4, max_running=3, max_batch_tokens=8, max_model_len=32)
+
+
+class Recorder:
+    """Folds what it logs; results are made up from the step and the row."""
+
+    def __init__(self, log: EventLog, config: Config = CONFIG, model: str = "made-up") -> None:
+        self.log = log
+        self.state = State(config)
+        self.config = config
+        self.model = model
+        self.t = 0
+        self.starts = 0
+        self.start()
+
+    def take(self, kind: type[Event], **fields: Any) -> Any:
+        self.t += 10
+        event = kind(t=self.t, **fields)
+        self.log.append(event)
+        return step(self.state, event)
+
+    def start(self) -> None:
+        self.starts += 1
+        self.take(Started, incarnation=self.starts, config=self.config.as_dict(), model=self.model)
+
+    def admit(self, rid: str, prompt: list[int], max_tokens: int = 6) -> None:
+        self.take(Admit, rid=rid, prompt=prompt, params=SamplingParams(max_tokens=max_tokens))
+
+    def tick(self) -> Any:
+        plan = decide(self.state, self.t + 10)
+        return None if plan is None else self.take(Tick, plan=plan).plan
+
+    def run(self, steps: int = 1000) -> int:
+        """Step until nothing is left to do, `steps` at most; how many there were."""
+        for done in range(steps):
+            plan = self.tick()
+            if plan is None:
+                return done
+            tokens = [(plan.step * 7 + row.slot) % 50 for row in plan.rows if row.samples]
+            self.take(ForwardDone, step=plan.step, tokens=tokens, digest=plan.digest)
+        return steps
+
+
+def record(log: EventLog) -> State:
+    """A log with some of everything: shared prefixes, preemption, an abort, a failed step, a loss, a restart."""
+    made = Recorder(log)
+    made.admit("a", list(range(1, 11)), max_tokens=10)
+    made.admit("b", [*range(1, 9), 20, 21], max_tokens=10)
+    made.run(3)
+    made.admit("c", [30, 31, 32, 33, 34, 35, 36], max_tokens=12)
+    made.run(6)
+    plan = made.tick()
+    made.take(ForwardDone, step=plan.step, digest=plan.digest, error={"text": "planted", "retry": True})
+    made.take(Abort, rid="b", reason="gone")
+    made.run(2)
+    made.take(ExecutorLost, error="planted")
+    made.start()
+    made.run(2)
+    made.start()
+    made.admit("d", [], max_tokens=1)
+    made.run()
+    return made.state

@@ -1,0 +1,239 @@
+"""Fold, verify and show: recorded plans fold without a planner, deciding anew finds the first difference."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import leftfold.fsm
+import leftfold.fsm.planner
+import leftfold.fsm.reducer
+from leftfold.events import Admit, Event, EventLog, ForwardDone, Record, Started, Tick
+from leftfold.fsm import Phase, State
+from leftfold.replay import NotStarted, ReducerFault, SettingsError, fold, verify
+from leftfold.replay.show import describe_snapshot, life, snapshot
+from tests.logs import CONFIG, Recorder, record
+
+VERIFY = sys.modules["leftfold.replay.verify"]  # the package's attribute of that name is the function
+
+
+@pytest.fixture
+def log() -> EventLog:
+    made = EventLog.memory()
+    record(made)
+    return made
+
+
+def replaced(log: EventLog, seq: int, **fields: Any) -> Iterator[Record]:
+    """The log with one record's fields exchanged."""
+    for number, event in log:
+        yield Record(number, dataclasses.replace(event, **fields) if number == seq else event)
+
+
+def events(log: EventLog, kind: type[Event]) -> list[tuple[int, Any]]:
+    return [(seq, event) for seq, event in log if isinstance(event, kind)]
+
+
+def test_folding_gives_the_state_that_was_live() -> None:
+    log = EventLog.memory()
+    live = record(log)
+    folded = fold(log)
+    assert folded.state is not None and folded.state.digest() == live.digest()
+    assert folded.seq == len(log) and folded.t == log.last_t
+    folded.state.check()
+
+
+def test_recorded_plans_fold_with_no_planner_at_all(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = fold(log).state
+
+    def refuse(*_: Any) -> Any:
+        raise AssertionError("nothing may be decided")
+
+    for module in (leftfold.fsm.planner, leftfold.fsm.reducer, leftfold.fsm, VERIFY):
+        monkeypatch.setattr(module, "decide", refuse)
+    state = fold(log).state
+    assert state is not None and expected is not None and state.digest() == expected.digest()
+
+
+def test_folding_stops_where_it_is_told(log: EventLog) -> None:
+    folded = fold(log, at=3)
+    assert folded.seq == 3 and folded.state is not None
+    assert list(folded.state.requests) == ["a", "b"]
+
+
+def test_a_log_that_does_not_start_with_started_cannot_be_folded() -> None:
+    with pytest.raises(NotStarted, match="seq 1 is a Admit"):
+        fold([Record(1, Admit(t=0, rid="a", prompt=[1]))])
+    with pytest.raises(NotStarted, match="no Started"):
+        fold([])
+    with pytest.raises(NotStarted, match="carries no config"):
+        fold([Record(1, Started(t=0))])
+    with pytest.raises(NotStarted, match="page_size 0"):
+        fold([Record(1, Started(t=0, config={**CONFIG.as_dict(), "page_size": 0}))])
+    with pytest.raises(NotStarted, match="laws 99"):
+        fold([Record(1, Started(t=0, config=CONFIG.as_dict(), laws=99))])
+
+
+def test_a_plan_that_cannot_be_applied_names_its_record(log: EventLog) -> None:
+    seq, tick = next((seq, event) for seq, event in events(log, Tick) if event.plan.step == 2)
+    wrong = dataclasses.replace(tick.plan, preempt=(2,))
+    with pytest.raises(ReducerFault, match=f"Tick at seq {seq}") as fault:
+        fold(replaced(log, seq, plan=wrong))
+    assert fault.value.seq == seq
+
+
+def test_a_clean_log_has_no_divergence(log: EventLog) -> None:
+    verdict = verify(log)
+    assert verdict.clean and verdict.divergence is None
+    assert verdict.events == len(log)
+    assert verdict.steps == len([event for _, event in events(log, Tick) if event.plan.step is not None])
+    assert 0 < verdict.tokens <= sum(len(event.tokens) for _, event in events(log, ForwardDone))
+    assert verdict.describe().endswith("no divergence")
+    assert verdict.as_dict()["divergence"] is None
+
+
+def test_the_first_plan_that_differs_is_named_with_both_plans(log: EventLog) -> None:
+    verdict = verify(log, {"max_batch_tokens": 4})
+    divergence = verdict.divergence
+    assert divergence is not None and not verdict.clean
+    first, tick = events(log, Tick)[0]
+    assert (divergence.seq, divergence.field) == (first, "chunks")
+    assert divergence.expected_plan is not None and divergence.got_plan is not None
+    assert divergence.expected == [list(chunk) for chunk in tick.plan.chunks] == [[0, 8, False]]
+    assert divergence.got == divergence.got_plan["chunks"] == [[0, 4, False]]
+    assert f"seq {first}" in verdict.describe() and verdict.describe().count('"join"') == 2
+
+
+def test_other_settings_diverge_where_they_first_matter_and_the_log_is_still_counted(log: EventLog) -> None:
+    plain, verdict = verify(log), verify(log, {"num_pages": 7})
+    assert verdict.divergence is not None
+    assert verdict.divergence.seq > events(log, Tick)[2][0]
+    assert (verdict.events, verdict.steps, verdict.tokens) == (plain.events, plain.steps, plain.tokens)
+
+
+def test_settings_that_make_no_config_are_the_callers_error(log: EventLog) -> None:
+    with pytest.raises(SettingsError, match="page_size"):
+        verify(log, {"page_size": 0})
+
+
+def test_settings_that_change_nothing_diverge_nowhere(log: EventLog) -> None:
+    assert verify(log, {"max_queued_requests": 1000}).clean
+
+
+def test_a_plan_that_would_not_be_made_is_a_divergence(log: EventLog) -> None:
+    *_, (seq, event) = log
+    empty = Record(seq + 1, Tick(t=event.t, plan=dataclasses.replace(events(log, Tick)[0][1].plan, step=None, join=(),
+                                                                      chunks=(), memo={"x": 1})))  # fmt: skip
+    divergence = verify([*log, empty]).divergence
+    assert divergence is not None and (divergence.seq, divergence.field, divergence.got) == (seq + 1, "plan", None)
+
+
+def test_a_result_that_attests_to_another_plan_is_a_divergence(log: EventLog) -> None:
+    seq, event = events(log, ForwardDone)[1]
+    divergence = verify(replaced(log, seq, digest="f" * 32)).divergence
+    assert divergence is not None and (divergence.seq, divergence.field) == (seq, "digest")
+    assert (divergence.expected, divergence.got) == ("f" * 32, event.digest)
+
+
+def test_a_record_that_does_not_fold_is_a_divergence_and_the_rest_is_counted(log: EventLog) -> None:
+    seq, tick = events(log, Tick)[1]
+    verdict = verify(replaced(log, seq, plan=dataclasses.replace(tick.plan, chunks=(), preempt=(0, 1, 2))))
+    assert verdict.divergence is not None and verdict.divergence.seq == seq
+    assert verdict.events == len(log)
+
+
+def test_a_failed_decision_in_the_log_is_a_divergence(log: EventLog) -> None:
+    *_, (seq, event) = log
+    divergence = verify([*log, Record(seq + 1, Tick(t=event.t))]).divergence
+    assert divergence is not None and divergence.seq == seq + 1
+
+
+def test_a_planner_that_raises_is_named(log: EventLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(state: State, t: int) -> Any:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(VERIFY, "decide", broken)
+    verdict = verify(log)
+    assert verdict.divergence is not None and "KeyError: 'planted'" in str(verdict.divergence.got)
+
+
+def damaged(path: Path) -> Path:
+    with EventLog.open(path) as log:
+        record(log)
+    segment = path / "00000001.jsonl"
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    return path
+
+
+def test_a_flipped_byte_is_damage_at_its_place(tmp_path: Path) -> None:
+    verdict = verify(EventLog.read(damaged(tmp_path / "log")))
+    assert verdict.divergence is None and not verdict.clean
+    assert verdict.damage is not None and verdict.damage.startswith("00000001.jsonl, line ")
+    assert 0 < verdict.events
+    assert "damage" in verdict.as_dict() and "damaged log" in verdict.describe()
+
+
+@pytest.mark.filterwarnings("ignore::leftfold.events.TornTail")
+def test_a_torn_tail_is_reported_and_is_no_finding(tmp_path: Path) -> None:
+    with EventLog.open(tmp_path / "log") as log:
+        record(log)
+        events = len(log)
+    segment = tmp_path / "log" / "00000001.jsonl"
+    segment.write_bytes(segment.read_bytes()[:-5])
+    verdict = verify(EventLog.read(tmp_path / "log"))
+    assert verdict.clean and verdict.events == events - 1
+    assert verdict.torn is not None and "00000001.jsonl" in verdict.torn
+
+
+def test_an_empty_log_is_not_clean() -> None:
+    assert not verify([]).clean
+
+
+def test_snapshot_shows_figures_and_live_requests(log: EventLog) -> None:
+    seq, _ = events(log, ForwardDone)[2]
+    folded = fold(log, seq)
+    found = snapshot(folded)
+    assert found["seq"] == seq and found["live"] == len(found["requests"]) == 2
+    assert folded.state is not None
+    for row in found["requests"]:
+        assert row["phase"] == folded.state.requests[row["rid"]].phase.name
+        assert (row["slot"] is None) == (row["phase"] in (Phase.WAITING.name, Phase.PREEMPTED.name))
+    text = describe_snapshot(found)
+    assert "2 live requests" in text and "pages_free" in text
+
+
+def test_a_life_tells_everything_that_happened_to_a_request(log: EventLog) -> None:
+    told = life(log, "a")
+    kinds = [moment.what for moment in told]
+    assert kinds[:3] == ["admit", "join", "chunk"] and kinds[-1] == "finish"
+    assert {"decode", "tokens", "failed"} <= set(kinds)
+    assert {"preempt", "lost", "restarted"} <= {moment.what for moment in life(log, "c")}
+    tokens = [token for moment in told if moment.what == "tokens" for token in moment.detail["tokens"]]
+    positions = [moment.detail["position"] for moment in told if moment.what == "tokens"]
+    assert len(tokens) == told[-1].detail["completion_tokens"] == 10
+    assert positions == list(range(10, 20))
+    assert all(moment.line() for moment in told)
+
+
+def test_a_life_shows_abort_and_refusal(log: EventLog) -> None:
+    assert [moment.what for moment in life(log, "b")][-2:] == ["abort", "finish"]
+    refused = life(log, "d")
+    assert [moment.what for moment in refused] == ["admit", "finish"] and "empty" in refused[-1].detail["error"]
+    assert life(log, "nobody") == []
+
+
+def test_a_life_ends_where_it_is_told(log: EventLog) -> None:
+    assert [moment.what for moment in life(log, "a", at=2)] == ["admit"]
+
+
+def test_the_recorder_itself_runs_dry() -> None:
+    made = Recorder(EventLog.memory())
+    made.admit("a", [1, 2, 3], max_tokens=2)
+    assert made.run() == 2 and made.state.requests["a"].phase is Phase.FINISHED
