@@ -22,6 +22,14 @@ TokenArray = npt.NDArray[np.int32]
 PageLists = Sequence[Sequence[int]]
 
 
+def as_list(values: Sequence[int] | IntArray) -> list[int]:
+    """Integers of a plan's column as Python integers."""
+    if isinstance(values, np.ndarray):
+        listed: list[int] = values.tolist()
+        return listed
+    return values if isinstance(values, list) else list(values)
+
+
 class Join(NamedTuple):
     """A request takes `slot`. `start`: tokens found in the prefix cache; `pages`: one list of page ids per group."""
 

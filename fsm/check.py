@@ -68,6 +68,8 @@ def _check_rows(state: State) -> None:
     columns, pool, size = state.columns, state.pool, state.config.page_size
     computed_column, capacity_column = columns.computed.tolist(), columns.capacity.tolist()
     last = -1
+    edge = sorted([s.slot for s in state.decoding.seats if computed_column[s.slot] == capacity_column[s.slot]])
+    _require(edge == sorted(state.at_edge), "rows at the end of their pages are not those noted", edge, state.at_edge)
     for seat in state.decoding.seats:
         slot, request = seat.slot, seat.request
         computed, capacity = computed_column[slot], capacity_column[slot]

@@ -11,12 +11,15 @@ from leftfold.events.types import ForwardDone
 from leftfold.fsm.effects import FinishReason, Output, Outputs, TokenBatch, Usage
 from leftfold.fsm.ending import drain, end, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.pages import PagePool
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import ChunkRow
-from leftfold.fsm.seating import next_alarm
+from leftfold.fsm.seating import begin_decoding
 from leftfold.fsm.state import InFlight, State
+
+_NO_TOKENS = np.empty(0, np.int64)
 
 MAX_LONE_FAILURES = 3
 """Failed steps in which a request was the only row, after which it is taken for the culprit."""
@@ -24,47 +27,47 @@ MAX_LONE_FAILURES = 3
 
 def forward_done(state: State, event: ForwardDone, outputs: Outputs) -> None:
     """Fold a result. One of a step that is not in flight is a no-op; one that is wrong loses the executor."""
-    if not any(flight.step == event.step for flight in state.in_flight):
+    in_flight = state.in_flight
+    if not in_flight or not in_flight[0].step <= event.step <= in_flight[-1].step:
         state.count("ignored")
         return
-    flight = state.in_flight[0]
+    flight = in_flight[0]
     tokens = _attested(flight, event)
     if tokens is None:
         lose_executor(state)
     elif event.error is not None:
         _fail(state, event, outputs)
     else:
-        state.in_flight.popleft()
+        in_flight.popleft()
         state.count("steps")
         _commit(state, flight, tokens, outputs)
-        drain(state, flight)
+        if flight.ended:
+            drain(state, flight)
 
 
 def _attested(flight: InFlight, event: ForwardDone) -> IntArray | None:
     """The result's tokens (int64) if it is the oldest step's, of the right plan and of the right count."""
-    if event.step != flight.step or event.digest not in (None, flight.digest):
+    if event.step != flight.step or (event.digest is not None and event.digest != flight.digest):
         return None
-    rows = flight.rows
     if event.error is not None:
-        return np.empty(0, np.int64)
+        return _NO_TOKENS
     tokens = np.asarray(event.tokens, np.int64)
-    expected = len(rows.decode) + sum(chunk.samples for chunk in rows.chunks)
-    if tokens.shape != (expected,) or event.counts is not None:
-        return None
-    return tokens
+    return tokens if tokens.shape == (flight.expected,) and event.counts is None else None
 
 
 def _commit(state: State, flight: InFlight, tokens: IntArray, outputs: Outputs) -> None:
     rows = flight.rows
     over: list[tuple[Request, FinishReason]] = []
-    if len(rows.decode):
-        _commit_decode(state, flight, tokens[: len(rows.decode)], outputs, over)
+    decoded = len(rows.decode.seats)
+    if decoded:
+        _commit_decode(state, flight, tokens[:decoded] if rows.chunks else tokens, outputs, over)
     if rows.chunks:
-        _commit_chunks(state, flight, tokens[len(rows.decode) :].tolist(), outputs, over)
-    for reason in FinishReason:
-        ended = [request for request, why in over if why is reason]
-        if ended:
-            end(state, ended, reason)
+        _commit_chunks(state, flight, tokens[decoded:].tolist(), outputs, over)
+    if over:
+        for reason in FinishReason:
+            ended = [request for request, why in over if why is reason]
+            if ended:
+                end(state, ended, reason)
 
 
 def _commit_decode(
@@ -78,26 +81,63 @@ def _commit_decode(
         slots, starts, inputs, tokens = slots[alive], starts[alive], inputs[alive], tokens[alive]
     cursor = columns.cursor[slots]
     state.pool.flat[cursor] = inputs
-    columns.cursor[slots] = cursor + 1
+    cursor += 1
+    columns.cursor[slots] = cursor
     computed = starts + 1
     columns.computed[slots] = computed
     columns.last[slots] = tokens
+    state.count("generation_tokens", len(seats))
     marked = computed >= columns.alarm[slots]
     if columns.watching:
-        marked |= columns.watch.take(tokens, mode="clip") != 0
-    state.count("generation_tokens", len(seats))
-    ended: dict[int, tuple[FinishReason, Usage]] = {}
-    for index in marked.nonzero()[0].tolist():
-        seat, at = seats[index], int(computed[index])
-        if at % state.config.page_size == 0:
-            publish_page(state, seat, at // state.config.page_size - 1)
-        reason = _reason(seat.request, int(tokens[index]), at)
-        if reason is None:
-            columns.alarm[seat.slot] = next_alarm(state, seat.request, at)
-        else:
-            ended[index] = (reason, _usage(seat.request, at))
-            over.append((seat.request, reason))
+        marked = np.logical_or(marked, columns.watch.take(tokens, mode="clip"))
+    indices = marked.nonzero()[0]
+    ended = _look_at(state, seats, slots, computed, tokens, indices) if len(indices) else {}
+    over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
     outputs.parts.append(TokenBatch(seats, computed, tokens, ended))
+
+
+def _look_at(
+    state: State, seats: Sequence[Seat], slots: IntArray, computed: IntArray, tokens: IntArray, indices: IntArray
+) -> dict[int, tuple[FinishReason, Usage]]:
+    """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end."""
+    size = state.config.page_size
+    marked = slots[indices]
+    finals = state.columns.final[marked].tolist()
+    alarms: list[int] = []
+    filled: list[tuple[Request, int, int]] = []
+    ended: dict[int, tuple[FinishReason, Usage]] = {}
+    rows = zip(indices.tolist(), computed[indices].tolist(), tokens[indices].tolist(), finals, strict=True)
+    for index, at, token, final in rows:
+        seat = seats[index]
+        request = seat.request
+        within = at % size
+        alarms.append(min(at - within + size, final))
+        if within == 0:
+            number = at // size - 1
+            filled.append((request, seat.pages[number], number))
+            if number + 1 == len(seat.pages):
+                state.at_edge.append(seat.slot)
+        if at >= final or token in request.stops:
+            reason = _reason(request, token, at)
+            if reason is not None:
+                ended[index] = (reason, _usage(request, at))
+    state.columns.alarm[marked] = alarms
+    if filled:
+        _publish(state.pool, filled)
+    return ended
+
+
+def _publish(pool: PagePool, filled: Sequence[tuple[Request, int, int]]) -> None:
+    """Publish (request, page, number) pages that decoding rows have filled; `number` counts from the row's first."""
+    raw = pool.tokens[[page for _, page, _ in filled]].tobytes()
+    width, begin = pool.page_size * 4, 0
+    for request, page, number in filled:
+        if request.publishes:
+            keys = request.keys
+            if number == len(keys):
+                keys.append(page_key(keys[-1] if keys else request.root, raw[begin : begin + width]))
+            pool.publish(page, keys[number])
+        begin += width
 
 
 def _commit_chunks(
@@ -119,7 +159,7 @@ def _commit_chunks(
         advance(request, Trigger.PREFILLED)
         decoding.append(chunk.seat)
         del state.prefilling[chunk.seat.slot]
-        _begin_decoding(state, chunk.seat, token, at)
+        begin_decoding(state, chunk.seat, token, at)
         reason = _reason(request, token, at)
         usage = None if reason is None else _usage(request, at)
         outputs.parts.append(
@@ -147,25 +187,6 @@ def _store_chunk(state: State, chunk: ChunkRow) -> None:
         extend_keys(request.keys, request.root, request.tokens, full, size)
         for index in range(first, full):
             state.pool.publish(seat.pages[index], request.keys[index])
-
-
-def _begin_decoding(state: State, seat: Seat, token: int, at: int) -> None:
-    columns, size = state.columns, state.config.page_size
-    columns.last[seat.slot] = token
-    columns.alarm[seat.slot] = next_alarm(state, seat.request, at)
-    if at < len(seat.pages) * size:
-        columns.cursor[seat.slot] = seat.pages[at // size] * size + at % size
-
-
-def publish_page(state: State, seat: Seat, index: int) -> None:
-    """Publish the page that a decoding row has just filled."""
-    request = seat.request
-    if not request.publishes:
-        return
-    keys, page = request.keys, seat.pages[index]
-    if index == len(keys):
-        keys.append(page_key(keys[-1] if keys else request.root, state.pool.tokens[page].tobytes()))
-    state.pool.publish(page, keys[index])
 
 
 def _reason(request: Request, token: int, at: int) -> FinishReason | None:

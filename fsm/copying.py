@@ -73,6 +73,7 @@ class _Copier:
         twin.by_slot = [None if seat is None else self.seat(seat) for seat in state.by_slot]
         twin.decoding = self.rows(state.decoding)
         twin.prefilling = {slot: self.seat(seat) for slot, seat in state.prefilling.items()}
+        twin.at_edge = state.at_edge.copy()
         twin.stopping = [self.seat(seat) for seat in state.stopping]
         twin.left = state.left.copy()
         twin.in_flight = deque(self.in_flight(step) for step in state.in_flight)

@@ -75,6 +75,11 @@ class Draft:
         taken = list(islice(self._free, count))
         while len(taken) < count and self._freed:
             taken.append(self._freed.pop(0))
+        if len(taken) < count and not self._revived:
+            found = list(islice(self._cached, count - len(taken)))
+            self.evicted += found
+            self._dropped.update(found)
+            taken += found
         while len(taken) < count:
             page = next(self._cached, None)
             if page is None:

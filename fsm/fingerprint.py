@@ -36,7 +36,7 @@ def _record(state: State) -> list[Any]:
         [[request.rid, request.epoch, request.phase.value if request.phase else ""] for request in state.finished],
         [[*key, request.arrival] for key, request in state.waiting.items()],
         [[*key, request.arrival] for key, request in state.deadlines.items()],
-        [list(state.prefilling), state.decoding.slots, state.free_slots, state.left],
+        [list(state.prefilling), state.decoding.slots, state.at_edge, state.free_slots, state.left],
         [[seat.slot, seat.order, seat.target, seat.request.arrival, seat.pages] for seat in running + state.stopping],
         [columns.computed[slots], columns.capacity[slots]],
         columns.last[state.decoding.slots],

@@ -7,7 +7,7 @@ ids whose K/V the page holds, so a prefix hit is compared token by token.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -40,16 +40,23 @@ class PagePool:
         """Pages that somebody holds."""
         return len(self.refs) - len(self.free) - len(self.cached)
 
-    def evict(self, page: int) -> None:
-        """Drop the content of a cached page: it is free afterwards."""
-        del self.cached[page]
-        self._withdraw(page)
-        self.free[page] = None
+    def evict(self, pages: Iterable[int]) -> None:
+        """Drop the content of cached pages: they are free afterwards."""
+        free, cached, keys, published = self.free, self.cached, self.keys, self.published
+        for page in pages:
+            del cached[page]
+            key = keys[page]
+            if key is not None:
+                del published[key]
+                keys[page] = None
+            free[page] = None
 
-    def grant(self, page: int) -> None:
-        """A free page gets its one owner."""
-        del self.free[page]
-        self.refs[page] = 1
+    def grant(self, pages: Iterable[int]) -> None:
+        """Free pages get their one owner."""
+        free, refs = self.free, self.refs
+        for page in pages:
+            del free[page]
+            refs[page] = 1
 
     def share(self, page: int) -> None:
         """One more holder of a page that the prefix cache found."""
@@ -75,14 +82,7 @@ class PagePool:
 
     def clear(self) -> None:
         """Forget all content; nothing may be held."""
-        for page in list(self.cached):
-            self.evict(page)
-
-    def _withdraw(self, page: int) -> None:
-        key = self.keys[page]
-        if key is not None:
-            del self.published[key]
-            self.keys[page] = None
+        self.evict(list(self.cached))
 
     def copy(self) -> PagePool:
         """An independent copy; `flat` is derived again."""

@@ -21,10 +21,12 @@ from leftfold.fsm.state import Gate, State
 
 def decide(state: State, t: int) -> Plan | None:
     """The plan for now (`t` in µs), or None when there is nothing to do."""
-    due = state.wake_at is not None and state.wake_at <= t
-    overdue = [request for key, request in state.deadlines.items() if key[0] <= t] if due else []
+    wake_at = state.wake_at
+    overdue = [] if wake_at is None or wake_at > t else [who for key, who in state.deadlines.items() if key[0] <= t]
     if not _plans_rows(state):
         return Plan(ends=_ends(overdue)) if overdue else None
+    if not (overdue or state.waiting or state.prefilling or state.at_edge):
+        return Plan(step=state.next_step) if state.decoding.seats else None  # the same rows, one token each
     return _Planner(state, overdue).plan()
 
 
@@ -46,21 +48,30 @@ class _Planner:
     def __init__(self, state: State, overdue: Sequence[Request]) -> None:
         self.state = state
         self.config = state.config
-        self.draft = Draft(state.pool)
-        self.ends = _ends(overdue)
+        self._draft: Draft | None = None
+        self.ends: Sequence[End] = ()
         self.decoding: RowSet = state.decoding
-        self.prefilling: Sequence[Seat] = [*state.prefilling.values()] if state.prefilling else ()
+        self.prefilling: Sequence[Seat] = [*state.prefilling.values()]
         self.free_slots = state.free_slots
+        self.dropped: Sequence[int] = ()
         self.victims: list[Seat] = []
         self.grow: tuple[Grow, ...] = ()
         self.chunks: list[Chunk] = []
         self.joins: list[Join] = []
         if overdue:
+            self.ends = _ends(overdue)
             self._drop([request.seat for request in overdue if request.seat is not None])
         self.budget = self.config.max_batch_tokens - len(self.decoding)
 
+    @property
+    def draft(self) -> Draft:
+        """Made when pages are first asked for: most steps need none."""
+        if self._draft is None:
+            self._draft = Draft(self.state.pool)
+        return self._draft
+
     def plan(self) -> Plan | None:
-        if len(self.decoding):
+        if self.state.at_edge:
             self._grow()
         if self.prefilling:
             self._continue()
@@ -68,7 +79,7 @@ class _Planner:
             self._admit()
         if not len(self.decoding) and not any(chunk.length for chunk in self.chunks):
             return Plan(ends=self.ends) if self.ends else None
-        evicted = self.draft.evicted
+        evicted = self._draft.evicted if self._draft is not None else ()
         return Plan(
             step=self.state.next_step,
             join=self.joins,
@@ -81,7 +92,7 @@ class _Planner:
 
     def _drop(self, seats: Sequence[Seat]) -> None:
         """Plan as if these rows had left: their pages and slots are to be had."""
-        slots = [seat.slot for seat in seats]
+        slots = self.dropped = [seat.slot for seat in seats]
         for seat in seats:
             self.draft.release(seat.pages)
         gone = np.flatnonzero(np.isin(self.decoding.slots, slots)).tolist()
@@ -92,21 +103,14 @@ class _Planner:
 
     def _grow(self) -> None:
         """A page for every decoding row that has filled its last one; the worst ranked make room if need be."""
-        columns, slots = self.state.columns, self.decoding.slots
-        full = columns.computed[slots] >= columns.capacity[slots]
-        count = int(np.count_nonzero(full))
-        if not count:
-            return
-        if count > self.draft.usable:
-            self._make_room(slots[full].tolist())
-            slots = self.decoding.slots
-            full = columns.computed[slots] >= columns.capacity[slots]
-            count = int(np.count_nonzero(full))
-        if count:
-            self.grow = (Grow(slots[full], self.draft.take(count)),)
+        needing = [slot for slot in self.state.at_edge if slot not in self.dropped]
+        if len(needing) > self.draft.usable:
+            self._make_room(needing)
+        if needing:
+            self.grow = (Grow(needing, self.draft.take(len(needing))),)
 
     def _make_room(self, needing: list[int]) -> None:
-        """Preempt from the worst rank until the rows that need a page can have one.
+        """Preempt from the worst rank until the rows that need a page can have one (victims leave `needing`).
 
         Every victim adds usable pages or needs one itself. The best ranked row is never reached: alone, it can
         always grow, since its limit is at most what the pool holds.

@@ -39,6 +39,8 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
     for seat in seats:
         if state.prefilling.pop(seat.slot, None) is None:
             indices.append(bisect_left(rows.seats, seat.order, key=lambda other: other.order))
+            if seat.slot in state.at_edge:
+                state.at_edge.remove(seat.slot)
     if indices:
         indices.sort()
         state.decoding = rows.without(indices)
@@ -89,9 +91,14 @@ def dequeue(state: State, request: Request) -> None:
     state.queued_tokens -= len(request.tokens)
 
 
-def next_alarm(state: State, request: Request, computed: int) -> int:
-    """The `computed` at which a decoding row is looked at again: its page is full, or its limit is reached."""
-    if request.stops and max(request.stops) >= WATCHED:
-        return 0
-    size = state.config.page_size
-    return min((computed // size + 1) * size, request.limit - 1)
+def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
+    """Set the columns of a row that has its first token, `computed` positions behind it."""
+    columns, size, slot, request = state.columns, state.config.page_size, seat.slot, seat.request
+    watched = not request.stops or max(request.stops) < WATCHED
+    columns.last[slot] = token
+    columns.final[slot] = request.limit - 1 if watched else 0
+    columns.alarm[slot] = min((computed // size + 1) * size, int(columns.final[slot]))
+    if computed < len(seat.pages) * size:
+        columns.cursor[slot] = seat.pages[computed // size] * size + computed % size
+    else:
+        state.at_edge.append(slot)

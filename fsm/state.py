@@ -31,12 +31,16 @@ class Gate(Enum):
 
 
 class InFlight:
-    """A step that the executor has and has not answered. `ended`: slots of its rows that ended meanwhile."""
+    """A step that the executor has and has not answered.
 
-    __slots__ = ("digest", "ended", "rows", "step")
+    `expected`: tokens its result brings; `ended`: slots of its rows that ended meanwhile.
+    """
+
+    __slots__ = ("digest", "ended", "expected", "rows", "step")
 
     def __init__(self, step: int, digest: str, rows: StepRows, ended: list[int] | None = None) -> None:
         self.step = step
+        self.expected = len(rows.decode) + sum([chunk.samples for chunk in rows.chunks])
         self.digest = digest
         self.rows = rows
         self.ended = ended or []
@@ -46,8 +50,9 @@ class State:
     """A fresh state is RUNNING with its executor present.
 
     `requests[rid]` is the newest request of that id, finished ones included for a while; `live` holds those without a
-    terminal output by (rid, epoch). `decoding` and `prefilling` (by slot) are the rows, both in join order; `stopping`
-    those that ended while a step in flight names them. `left`: slots that left the rows since the last plan.
+    terminal output by (rid, epoch). `decoding` and `prefilling` (by slot) are the rows, both in join order. `at_edge`:
+    slots of decoding rows that have filled their last page, in the order they did. `stopping`: seats that ended while
+    a step in flight names them. `left`: slots that left the rows since the last plan.
     """
 
     def __init__(self, config: Config) -> None:
@@ -69,6 +74,7 @@ class State:
         self.by_slot: list[Seat | None] = [None] * config.max_running
         self.decoding: RowSet = EMPTY
         self.prefilling: dict[int, Seat] = {}
+        self.at_edge: list[int] = []
         self.stopping: list[Seat] = []
         self.left: list[int] = []
         self.in_flight: deque[InFlight] = deque()
@@ -79,11 +85,11 @@ class State:
         self.memo: dict[str, int] = {}
         self.closing_call: str | None = None
         self.closing_at = 0
-        self.counts: dict[str, int] = {}
+        self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 
     def count(self, name: str, by: int = 1) -> None:
         """Add to a counter of `stats`."""
-        self.counts[name] = self.counts.get(name, 0) + by
+        self.counts[name] += by
 
     def running(self) -> list[Seat]:
         """Seats of all rows, in the order they joined."""
@@ -132,7 +138,7 @@ class State:
             "pages_cached": len(pool.cached),
             "pages_held": pool.held,
             "queued_tokens": self.queued_tokens,
-            **{name: self.counts.get(name, 0) for name in COUNTERS},
+            **self.counts,
         }
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
-
-from leftfold.events.plan import Plan
+from leftfold.events.plan import Plan, as_list
 from leftfold.fsm.effects import FinishReason
 from leftfold.fsm.errors import PlanRefused
 from leftfold.fsm.limits import demand
@@ -79,14 +77,14 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     pool, size = state.pool, state.config.page_size
     granted: list[int] = []
     for _, pages in plan.grow:
-        granted += np.asarray(pages).tolist()
+        granted += as_list(pages)
     for row in plan.join:
         shared = row.start // size
         granted += list(row.pages[0])[shared:]
         for page in list(row.pages[0])[:shared]:
             if not 0 <= page < len(pool) or pool.keys[page] is None:
                 raise PlanRefused(f"join: page {page} of {row.rid!r} is not in the prefix cache")
-    evicted = [page for _, _, pages in plan.evict for page in pages]
+    evicted = [page for _, _, pages in plan.evict for page in as_list(pages)]
     dropped = set(evicted)
     fresh = set(granted)
     if len(fresh) != len(granted) or len(dropped) != len(evicted):
@@ -154,18 +152,17 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Every decoding row has a page for its next position; limits of rows and tokens hold."""
-    slots, columns = state.decoding.slots, state.columns
-    if leaving:
-        slots = slots[~np.isin(slots, [seat.slot for seat in leaving])]
-    full = slots[columns.computed[slots] >= columns.capacity[slots]]
-    grown = np.concatenate([np.asarray(row.slots, np.int64) for row in plan.grow]) if plan.grow else full[:0]
-    if not np.array_equal(full, grown):
-        raise PlanRefused(f"grow: slots {grown.tolist()} get pages, slots {full.tolist()} need them")
+    left = [seat.slot for seat in leaving]
+    needing = [slot for slot in state.at_edge if slot not in left]
+    grown = [slot for row in plan.grow for slot in as_list(row.slots)]
+    if needing != grown:
+        raise PlanRefused(f"grow: slots {grown} get pages, slots {needing} need them")
     if any(len(row.slots) != len(row.pages) for row in plan.grow):
         raise PlanRefused("grow: slots and pages differ in number")
     config = state.config
-    rows = len(slots) + len(plan.chunks)
-    tokens = len(slots) + sum(chunk.length for chunk in plan.chunks)
+    decoding = len(state.decoding) - sum(seat.slot not in state.prefilling for seat in leaving)
+    rows = decoding + len(plan.chunks)
+    tokens = decoding + sum([chunk.length for chunk in plan.chunks])
     if rows > config.max_running or tokens > config.max_batch_tokens:
         raise PlanRefused(f"step {plan.step}: {rows} rows with {tokens} tokens are over the limits")
     if not tokens:
