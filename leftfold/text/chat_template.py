@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -12,13 +13,15 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SecurityError
+from jinja2.visitor import NodeTransformer
 
 from leftfold.text.errors import TemplateError
 
 MAX_TEMPLATE_CHARS = 256 * 1024
-MAX_TEXT_CHARS = 16 * 1024 * 1024
-MAX_TURNS = 200_000
+MAX_TEXT_CHARS = 8 * 1024 * 1024
+MAX_TURNS = 100_000
 _MAX_REPEAT = 100_000
+_WIDE_FORMAT = re.compile(r"%[^%a-zA-Z]*\d{4}")
 
 
 class _Fuel:
@@ -46,25 +49,47 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """The sandbox, with bounded repetition and a fuel call planted in every loop and macro body."""
+    """The sandbox, with values of bounded size and a fuel call planted in every loop and macro body."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if operator == "**" and (abs(left) > 1_000_000 or abs(right) > 64):
             raise SecurityError("a power that large is not allowed")
+        if operator == "%" and isinstance(left, str) and _WIDE_FORMAT.search(left):
+            raise SecurityError("a format that wide is not allowed")
         if operator == "*":
             for value, times in ((left, right), (right, left)):
                 if isinstance(times, int) and isinstance(value, str | Sequence) and len(value) * times > _MAX_REPEAT:
                     raise SecurityError("a repetition that long is not allowed")
-        return super().call_binop(context, operator, left, right)
+        return _bounded(super().call_binop(context, operator, left, right))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        tree = super()._parse(source, name, filename)
+        tree = _BoundedJoins().visit(super()._parse(source, name, filename))
         for node in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
             burn = nodes.Call(nodes.Name("__burn", "load"), [], [], None, None)
             node.body.insert(0, nodes.ExprStmt(burn).set_lineno(node.lineno))
-        return tree
+        tree.set_environment(self)
+        return tree  # type: ignore[no-any-return]
+
+
+class _BoundedJoins(NodeTransformer):
+    """`a ~ b` becomes a call that looks at the length of what it makes."""
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Call:
+        self.generic_visit(node)
+        join = nodes.Name("__join", "load", lineno=node.lineno)
+        return nodes.Call(join, node.nodes, [], None, None, lineno=node.lineno)
+
+
+def _bounded(value: Any) -> Any:
+    if isinstance(value, str | list | tuple) and len(value) > MAX_TEXT_CHARS:
+        raise SecurityError("a value that long is not allowed")
+    return value
+
+
+def _join(*values: Any) -> Any:
+    return _bounded("".join(map(str, values)))
 
 
 def _raise_exception(message: Any) -> None:
@@ -107,7 +132,8 @@ class ChatTemplate:
         `values` are further variables for the template (`tools`, …). Raises TemplateError if the template refuses
         the messages, fails on them or goes beyond its limits.
         """
-        variables = {**values, **self._tokens, "messages": list(messages), "__burn": _Fuel(MAX_TURNS).burn}
+        variables = {**values, **self._tokens, "messages": list(messages)}
+        variables |= {"__burn": _Fuel(MAX_TURNS).burn, "__join": _join}
         pieces, size = [], 0
         try:
             for piece in self._template.generate(variables, add_generation_prompt=add_generation_prompt):

