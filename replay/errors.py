@@ -25,4 +25,3 @@ class ReducerFault(ReplayError):
         super().__init__(f"the reducer failed on {what} seq {seq}: {type(cause).__name__}: {cause}")
         self.seq = seq
         self.cause = cause
-x: int = "a"
