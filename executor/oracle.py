@@ -1,0 +1,187 @@
+"""An executor with a toy model, whose next token is a hash of the context read back through its own page table.
+
+Its KV memory is one token id per page slot, so an aliased, stale, unwritten or too early reused page changes what
+it says, and `expected_tokens` tells what it must say. It keeps mirrors of its own, written apart from
+`executor.mirrors`, and is quick enough to be driven at tens of thousands of steps per second.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Collection, Sequence
+from zlib import crc32
+
+import numpy as np
+
+from leftfold.events import Copy, ExecutionPlan, Joined, chain_digest
+from leftfold.events.digest import START
+from leftfold.executor.base import NO_TOKENS, Result
+from leftfold.executor.errors import PlanError, RowError
+
+UNWRITTEN = -1
+_MIX = 0x9E3779B1
+_MASK = 0xFFFFFFFF
+
+
+def _next_token(context_crc: int, length: int, vocab_size: int) -> int:
+    """Multiplicative mix (Fibonacci hashing) of a CRC-32 over the context's int32 ids and of its length."""
+    mixed = ((context_crc ^ length * _MIX) & _MASK) * _MIX & _MASK
+    return (mixed >> 7) % vocab_size
+
+
+def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
+    """The `count` tokens that the toy model says after `prompt`, whatever the chunks, batches or pages."""
+    crc = crc32(array("i", prompt))
+    length = len(prompt)
+    tokens: list[int] = []
+    for _ in range(count):
+        token = _next_token(crc, length, vocab_size)
+        tokens.append(token)
+        crc = crc32(array("i", (token,)), crc)
+        length += 1
+    return tokens
+
+
+class _Row:
+    """A running row: its pages in order of position, tokens computed and known, and the last known token."""
+
+    __slots__ = ("computed", "known", "last", "pages")
+
+    def __init__(self, joined: Joined) -> None:
+        self.pages = list(joined.pages)
+        self.computed = joined.start
+        self.known = len(joined.tokens)
+        self.last = int(joined.tokens[-1])
+
+
+class OracleExecutor:
+    """See the module. A page that a row is granted is wiped at once: whoever still reads it is found out."""
+
+    def __init__(self, num_pages: int, page_size: int, vocab_size: int) -> None:
+        self.num_pages = num_pages
+        self.page_size = page_size
+        self.vocab_size = vocab_size
+        self._blank = array("i", [UNWRITTEN]) * page_size
+        self._planned_failure: tuple[str, tuple[int, ...]] | None = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all rows and KV content, restart the digest chain."""
+        self._memory = [self._blank[:] for _ in range(self.num_pages)]
+        self._rows: dict[int, _Row] = {}  # by slot, in the order they joined
+        self._digest = START
+
+    def fail_next(self, text: str, rows: tuple[int, ...] = ()) -> None:
+        """Let the next step fail after its deltas, as a fault of the device would."""
+        self._planned_failure = (text, rows)
+
+    def execute(self, plan: ExecutionPlan) -> Result:
+        """Apply one plan. Never raises; an error without `retry` means that the plan was wrong."""
+        step = plan.step
+        self._digest = digest = chain_digest(self._digest, plan)
+        try:
+            self._apply_deltas(plan)
+            if self._planned_failure is not None:
+                (text, rows), self._planned_failure = self._planned_failure, None
+                raise RowError(text, rows)
+            decoding, chunks = self._work(plan)
+            tokens = self._compute(decoding, chunks)
+        except RowError as error:
+            return Result(step, NO_TOKENS, digest, {"text": str(error), "retry": True, "rows": error.rows})
+        except (PlanError, LookupError, ValueError) as error:
+            text = f"step {step} does not fit the oracle's mirrors: {type(error).__name__}: {error}"
+            return Result(step, NO_TOKENS, digest, {"text": text, "retry": False, "rows": ()})
+        return Result(step, np.array(tokens, dtype=np.int32), digest)
+
+    def _apply_deltas(self, plan: ExecutionPlan) -> None:
+        delta, rows = plan.plan, self._rows
+        for slot in plan.ended:
+            del rows[slot]
+        for slot in delta.preempt:
+            del rows[slot]
+        for joined in plan.joined:
+            self._enter(joined)
+        for grow in delta.grow:
+            for slot, page in zip(_ints(grow.slots), _ints(grow.pages), strict=True):
+                rows[slot].pages.append(page)
+                self._memory[page][:] = self._blank
+        for operation in delta.ops:
+            if not isinstance(operation, Copy):
+                raise PlanError(f"the oracle does not know the operation {operation}")
+            held = [self._memory[page][:] for page in operation.src]
+            for page, content in zip(operation.dst, held, strict=True):
+                self._memory[page][:] = content
+
+    def _enter(self, joined: Joined) -> None:
+        if joined.slot in self._rows:
+            raise PlanError(f"{joined.rid!r} joins slot {joined.slot}, which already holds a row")
+        if not 0 <= joined.start < len(joined.tokens):
+            raise PlanError(f"{joined.rid!r} joins at position {joined.start} with {len(joined.tokens)} tokens")
+        self._rows[joined.slot] = row = _Row(joined)
+        full, rest = divmod(joined.start, self.page_size)
+        for page in row.pages[full:]:
+            self._memory[page][rest:] = self._blank[rest:]
+            rest = 0
+
+    def _work(self, plan: ExecutionPlan) -> tuple[Collection[_Row], list[tuple[_Row, array[int], bool]]]:
+        """The decode rows, and the chunks with their input and whether they draw; both in plan order."""
+        rows, chunks = self._rows, plan.plan.chunks
+        if not chunks:
+            return rows.values(), []
+        named = {chunk.slot for chunk in chunks}
+        if len(named) != len(chunks):
+            raise PlanError(f"a slot is named twice in {chunks}")
+        work = []
+        for chunk, tokens in zip(chunks, plan.chunk_tokens, strict=True):
+            row = rows[chunk.slot]
+            if chunk.length != len(tokens) or row.computed + chunk.length > row.known:
+                known = row.known - row.computed
+                raise PlanError(f"slot {chunk.slot} computes {chunk.length} of {known} tokens, given {len(tokens)}")
+            if chunk.length:
+                work.append((row, array("i", np.asarray(tokens, dtype=np.intc).tobytes()), chunk.samples))
+        return [row for slot, row in rows.items() if slot not in named], work
+
+    def _compute(self, decoding: Collection[_Row], chunks: list[tuple[_Row, array[int], bool]]) -> list[int]:
+        """Write every row's input, then read every context back; rows advance only when all went well."""
+        memory, size = self._memory, self.page_size
+        for row in decoding:
+            at = row.computed
+            if row.known - at != 1:
+                raise PlanError(f"a row decodes with {row.known - at} tokens to compute; it needs a chunk")
+            memory[row.pages[at // size]][at % size] = row.last
+        for row, chunk, _ in chunks:
+            self._write(row, chunk)
+        read, vocab_size, page_of = _next_token, self.vocab_size, memory.__getitem__
+        tokens = []
+        for row in decoding:
+            known = row.known
+            tokens.append(read(crc32(b"".join(map(page_of, row.pages))[: 4 * known]), known, vocab_size))
+        for row, chunk, samples in chunks:
+            if samples:
+                end = row.computed + len(chunk)
+                tokens.append(read(crc32(b"".join(map(page_of, row.pages))[: 4 * end]), end, vocab_size))
+        # The writes above have already failed for a row that lacks a page, so every context was read in full.
+        for row, token in zip(decoding, tokens, strict=False):  # decode rows come first
+            row.computed += 1
+            row.known += 1
+            row.last = token
+        drawn = iter(tokens[len(decoding) :])
+        for row, chunk, samples in chunks:
+            row.computed += len(chunk)
+            if samples:
+                row.known += 1
+                row.last = next(drawn)
+        return tokens
+
+    def _write(self, row: _Row, chunk: array[int]) -> None:
+        size, position, done = self.page_size, row.computed, 0
+        while done < len(chunk):
+            offset = position % size
+            part = chunk[done : done + size - offset]
+            self._memory[row.pages[position // size]][offset : offset + len(part)] = part
+            position += len(part)
+            done += len(part)
+
+
+def _ints(values: Sequence[int] | np.ndarray) -> Sequence[int]:
+    return values.tolist() if isinstance(values, np.ndarray) else values
