@@ -66,17 +66,17 @@ def _check_slots(state: State, seats: list[Seat]) -> None:
 def _check_rows(state: State) -> None:
     """Rows are in join order, within their pages, and write only to pages that are theirs alone."""
     columns, pool, size = state.columns, state.pool, state.config.page_size
-    computed_column, capacity_column = columns.computed.tolist(), columns.capacity.tolist()
+    computed_column = columns.computed.tolist()
     last = -1
-    edge = sorted([s.slot for s in state.decoding.seats if computed_column[s.slot] == capacity_column[s.slot]])
+    edge = sorted([s.slot for s in state.decoding.seats if computed_column[s.slot] == len(s.pages) * size])
     _require(edge == sorted(state.at_edge), "rows at the end of their pages are not those noted", edge, state.at_edge)
     for seat in state.decoding.seats:
         slot, request = seat.slot, seat.request
-        computed, capacity = computed_column[slot], capacity_column[slot]
+        computed, capacity = computed_column[slot], len(seat.pages) * size
         if seat.order <= last or request.phase is not Phase.DECODING:
             raise InvariantViolation(f"row {request.rid!r} is out of order or {request.phase}")
         last = seat.order
-        if capacity != len(seat.pages) * size or not capacity - size <= computed <= capacity:
+        if not capacity - size <= computed <= capacity or seat.edge != (computed // size + 1) * size:
             raise InvariantViolation(f"row {request.rid!r}: computed {computed}, capacity {capacity}, {seat.pages}")
         if computed + 1 >= request.limit:
             raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
@@ -90,7 +90,7 @@ def _check_rows(state: State) -> None:
         computed, request = computed_column[slot], seat.request
         if request.phase is not Phase.PREFILLING or not computed < seat.target == len(request.tokens):
             raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {computed} of {seat.target}")
-        if len(seat.pages) != demand(seat.target, size) or capacity_column[slot] != len(seat.pages) * size:
+        if len(seat.pages) != demand(seat.target, size):
             raise InvariantViolation(f"row {request.rid!r}: {seat.pages} for {seat.target} tokens")
         for page in seat.pages[computed // size :]:
             if pool.refs[page] != 1 or pool.keys[page] is not None:

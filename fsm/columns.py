@@ -13,20 +13,17 @@ WATCHED = 1 << 18
 class Columns:
     """One entry per slot; an entry means nothing while its slot is free.
 
-    `computed`: positions whose K/V is written and committed. `capacity`: positions that its pages can hold.
-    `cursor`: index into the pool's flat token mirror of position `computed` (valid while `computed < capacity`).
-    `final`: `computed` when its limit is reached (0: look at every token of this row).
-    `alarm`: the row is looked at one by one once `computed` reaches it (a page is full, or `final` is reached).
+    `computed`: positions whose K/V is written and committed.
+    `cursor`: index into the pool's flat token mirror of position `computed` (valid while its page is granted).
+    `alarm`: the row is looked at one by one once `computed` reaches it (a page is full, or its limit is reached).
     `last`: the newest token, whose K/V is not computed yet.
     """
 
-    __slots__ = ("alarm", "capacity", "computed", "cursor", "final", "last", "watch", "watching")
+    __slots__ = ("alarm", "computed", "cursor", "last", "watch", "watching")
 
     def __init__(self, slots: int) -> None:
         self.computed: IntArray = np.zeros(slots, np.int64)
-        self.capacity: IntArray = np.zeros(slots, np.int64)
         self.cursor: IntArray = np.zeros(slots, np.int64)
-        self.final: IntArray = np.zeros(slots, np.int64)
         self.alarm: IntArray = np.zeros(slots, np.int64)
         self.last: IntArray = np.zeros(slots, np.int64)
         # watch[token]: running requests that stop at it; the last entry stays 0, larger tokens are clipped to it
@@ -46,7 +43,7 @@ class Columns:
     def copy(self) -> Columns:
         """An independent copy."""
         other = object.__new__(Columns)
-        for name in ("computed", "capacity", "cursor", "final", "alarm", "last", "watch"):
+        for name in ("computed", "cursor", "alarm", "last", "watch"):
             setattr(other, name, getattr(self, name).copy())
         other.watching = self.watching
         return other

@@ -11,7 +11,6 @@ from leftfold.events.types import ForwardDone
 from leftfold.fsm.effects import FinishReason, Output, Outputs, TokenBatch, Usage
 from leftfold.fsm.ending import drain, end, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
-from leftfold.fsm.pages import PagePool
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
@@ -91,53 +90,40 @@ def _commit_decode(
     if columns.watching:
         marked = np.logical_or(marked, columns.watch.take(tokens, mode="clip"))
     indices = marked.nonzero()[0]
-    ended = _look_at(state, seats, slots, computed, tokens, indices) if len(indices) else {}
+    ended = _look_at(state, seats, computed, tokens, indices) if len(indices) else {}
     over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
     outputs.parts.append(TokenBatch(seats, computed, tokens, ended))
 
 
 def _look_at(
-    state: State, seats: Sequence[Seat], slots: IntArray, computed: IntArray, tokens: IntArray, indices: IntArray
+    state: State, seats: Sequence[Seat], computed: IntArray, tokens: IntArray, indices: IntArray
 ) -> dict[int, tuple[FinishReason, Usage]]:
     """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end."""
-    size = state.config.page_size
-    marked = slots[indices]
-    finals = state.columns.final[marked].tolist()
-    alarms: list[int] = []
-    filled: list[tuple[Request, int, int]] = []
     ended: dict[int, tuple[FinishReason, Usage]] = {}
-    rows = zip(indices.tolist(), computed[indices].tolist(), tokens[indices].tolist(), finals, strict=True)
-    for index, at, token, final in rows:
+    rows = zip(indices.tolist(), computed[indices].tolist(), tokens[indices].tolist(), strict=True)
+    for index, at, token in rows:
         seat = seats[index]
-        request = seat.request
-        within = at % size
-        alarms.append(min(at - within + size, final))
-        if within == 0:
-            number = at // size - 1
-            filled.append((request, seat.pages[number], number))
-            if number + 1 == len(seat.pages):
-                state.at_edge.append(seat.slot)
-        if at >= final or token in request.stops:
-            reason = _reason(request, token, at)
+        if at == seat.edge:
+            _turn_page(state, seat, at)
+        if at >= seat.final or token in seat.stops:
+            reason = _reason(seat.request, token, at)
             if reason is not None:
-                ended[index] = (reason, _usage(request, at))
-    state.columns.alarm[marked] = alarms
-    if filled:
-        _publish(state.pool, filled)
+                ended[index] = (reason, _usage(seat.request, at))
     return ended
 
 
-def _publish(pool: PagePool, filled: Sequence[tuple[Request, int, int]]) -> None:
-    """Publish (request, page, number) pages that decoding rows have filled; `number` counts from the row's first."""
-    raw = pool.tokens[[page for _, page, _ in filled]].tobytes()
-    width, begin = pool.page_size * 4, 0
-    for request, page, number in filled:
-        if request.publishes:
-            keys = request.keys
-            if number == len(keys):
-                keys.append(page_key(keys[-1] if keys else request.root, raw[begin : begin + width]))
-            pool.publish(page, keys[number])
-        begin += width
+def _turn_page(state: State, seat: Seat, at: int) -> None:
+    """A decoding row has filled a page: publish it, and note the next one's end or that there is none yet."""
+    pool, size = state.pool, state.config.page_size
+    count = at // size
+    if seat.parent is not None:
+        page = seat.pages[count - 1]
+        key = seat.parent = page_key(seat.parent, pool.raw[page * size * 4 : (page + 1) * size * 4])
+        pool.publish(page, key)
+    seat.edge = at + size
+    state.columns.alarm[seat.slot] = min(seat.edge, seat.final)
+    if count == len(seat.pages):
+        state.at_edge.append(seat.slot)
 
 
 def _commit_chunks(
@@ -209,7 +195,7 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
     state.count("failed_steps")
     flight = voided[0]
     seats = _seats(flight)
-    culprits = {index for index in error.get("rows") or () if isinstance(index, int)}
+    culprits = {index for index in error.get("rows") or () if isinstance(index, int) and 0 <= index < len(seats)}
     if not error.get("retry", False) and not culprits:
         culprits = set(range(len(seats)))
     told = {"code": "failed", "text": str(error.get("text", "the step failed"))}

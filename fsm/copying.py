@@ -38,6 +38,7 @@ class _Copier:
         if seat not in self.seats:
             twin = self.seats[seat] = object.__new__(Seat)
             twin.slot, twin.order, twin.target = seat.slot, seat.order, seat.target
+            twin.edge, twin.final, twin.parent, twin.stops = seat.edge, seat.final, seat.parent, seat.stops
             twin.pages = seat.pages.copy()
             twin.request = self.request(seat.request)
         return self.seats[seat]

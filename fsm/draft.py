@@ -21,7 +21,7 @@ class Draft:
 
     def __init__(self, pool: PagePool) -> None:
         self.pool = pool
-        self.usable = len(pool.free) + len(pool.cached)
+        self.usable = pool.usable
         self.evicted: list[int] = []
         self._free: Iterator[int] = iter(pool.free)
         self._cached: Iterator[int] = iter(pool.cached)

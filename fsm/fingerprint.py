@@ -38,7 +38,7 @@ def _record(state: State) -> list[Any]:
         [[*key, request.arrival] for key, request in state.deadlines.items()],
         [list(state.prefilling), state.decoding.slots, state.at_edge, state.free_slots, state.left],
         [[seat.slot, seat.order, seat.target, seat.request.arrival, seat.pages] for seat in running + state.stopping],
-        [columns.computed[slots], columns.capacity[slots]],
+        columns.computed[slots],
         columns.last[state.decoding.slots],
         [list(state.pool.free), list(state.pool.cached), state.pool.refs],
         [key.hex() if key else None for key in state.pool.keys],

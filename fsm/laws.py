@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from leftfold.events.digest import digest_of
 from leftfold.events.plan import ExecutionPlan, Join, Joined, Plan, as_list
 from leftfold.fsm.effects import FinishReason, Outputs
@@ -27,11 +25,11 @@ def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | No
         return None
     for slot in plan.preempt:
         _preempt(state, slot)
-    for _, _, pages in plan.evict:
-        state.pool.evict(as_list(pages))
     joined = [_join(state, row) for row in plan.join]
     for slots, pages in plan.grow:
         _grow(state, as_list(slots), as_list(pages))
+    for _, _, pages in plan.evict:
+        state.pool.evict([page for page in as_list(pages) if page in state.pool.cached])  # the rest was granted
     return _launch(state, plan, joined)
 
 
@@ -54,7 +52,7 @@ def _join(state: State, row: Join) -> Joined:
     for page in pages[:shared]:
         pool.share(page)
     pool.grant(pages[shared:])
-    if request.reads_cache and not request.preemptions:
+    if request.reads_cache and not request.preemptions and len(request.tokens) == request.prompt_len:
         request.cached = min(row.start, request.prompt_len)
         state.count("prefix_queries", request.prompt_len)
         state.count("prefix_hits", request.cached)
@@ -67,16 +65,14 @@ def _join(state: State, row: Join) -> Joined:
 
 def _grow(state: State, slots: list[int], pages: list[int]) -> None:
     """Append one page to each row: per-row work only where a page is full, once in `page_size` steps."""
-    columns, size, by_slot = state.columns, state.config.page_size, state.by_slot
+    cursor, size, by_slot = state.columns.cursor, state.config.page_size, state.by_slot
     state.pool.grant(pages)
     state.at_edge = []
     for slot, page in zip(slots, pages, strict=True):
         seat = by_slot[slot]
         assert seat is not None
         seat.pages.append(page)
-    index = np.array(slots, np.int64)
-    columns.cursor[index] = np.array(pages, np.int64) * size
-    columns.capacity[index] += size
+        cursor[slot] = page * size
 
 
 def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:

@@ -17,15 +17,17 @@ from leftfold.fsm.errors import InvariantViolation
 class PagePool:
     """Pages `0 … num_pages - 1` of one cache group on one tier.
 
-    `free` and `cached` are ordered: `free` in the order pages are granted, `cached` from least recently released.
+    `raw`: the token mirror as bytes. `free` is in the order pages are granted, `cached` from the least recently
+    released.
     """
 
-    __slots__ = ("cached", "flat", "free", "keys", "page_size", "published", "refs", "tokens")
+    __slots__ = ("cached", "flat", "free", "keys", "page_size", "published", "raw", "refs", "tokens")
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
         self.tokens = np.zeros((num_pages, page_size), np.int32)
         self.flat = self.tokens.reshape(-1)
+        self.raw = memoryview(self.flat.data).cast("B")
         self.refs = [0] * num_pages
         self.keys: list[bytes | None] = [None] * num_pages
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
@@ -36,26 +38,35 @@ class PagePool:
         return len(self.refs)
 
     @property
+    def usable(self) -> int:
+        """Pages that can be granted."""
+        return len(self.free) + len(self.cached)
+
+    @property
     def held(self) -> int:
         """Pages that somebody holds."""
-        return len(self.refs) - len(self.free) - len(self.cached)
+        return len(self.refs) - self.usable
 
     def evict(self, pages: Iterable[int]) -> None:
         """Drop the content of cached pages: they are free afterwards."""
         free, cached, keys, published = self.free, self.cached, self.keys, self.published
         for page in pages:
             del cached[page]
-            key = keys[page]
-            if key is not None:
-                del published[key]
-                keys[page] = None
+            del published[keys[page]]  # type: ignore[arg-type]  # a cached page has a key
+            keys[page] = None
             free[page] = None
 
     def grant(self, pages: Iterable[int]) -> None:
-        """Free pages get their one owner."""
-        free, refs = self.free, self.refs
+        """Free or cached pages get their one owner; what a cached one held is dropped."""
+        free, cached, refs, keys, published = self.free, self.cached, self.refs, self.keys, self.published
         for page in pages:
-            del free[page]
+            key = keys[page]
+            if key is None:
+                del free[page]
+            else:
+                del cached[page]
+                del published[key]
+                keys[page] = None
             refs[page] = 1
 
     def share(self, page: int) -> None:
@@ -85,11 +96,12 @@ class PagePool:
         self.evict(list(self.cached))
 
     def copy(self) -> PagePool:
-        """An independent copy; `flat` is derived again."""
+        """An independent copy; views are derived again."""
         other = object.__new__(PagePool)
         other.page_size = self.page_size
         other.tokens = self.tokens.copy()
         other.flat = other.tokens.reshape(-1)
+        other.raw = memoryview(other.flat.data).cast("B")
         other.refs = self.refs.copy()
         other.keys = self.keys.copy()
         other.free = self.free.copy()

@@ -23,11 +23,26 @@ def decide(state: State, t: int) -> Plan | None:
     """The plan for now (`t` in µs), or None when there is nothing to do."""
     wake_at = state.wake_at
     overdue = [] if wake_at is None or wake_at > t else [who for key, who in state.deadlines.items() if key[0] <= t]
+    if state.closing_at and wake_at is not None and state.closing_at <= t:
+        return Plan(ends=_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
     if not _plans_rows(state):
         return Plan(ends=_ends(overdue)) if overdue else None
-    if not (overdue or state.waiting or state.prefilling or state.at_edge):
-        return Plan(step=state.next_step) if state.decoding.seats else None  # the same rows, one token each
-    return _Planner(state, overdue).plan()
+    if overdue or state.waiting or state.prefilling or len(state.at_edge) > state.pool.usable:
+        return _Planner(state, overdue).plan()
+    return _same_rows(state) if state.decoding.seats else None
+
+
+def _same_rows(state: State) -> Plan:
+    """One more token for every row; a page for those that need one."""
+    if not state.at_edge:
+        return Plan(step=state.next_step)
+    draft = Draft(state.pool)
+    grow = Grow(state.at_edge, draft.take(len(state.at_edge)))
+    return Plan(step=state.next_step, grow=(grow,), evict=_evictions(draft))
+
+
+def _evictions(draft: Draft | None) -> Sequence[Evict]:
+    return (Evict("device", 0, draft.evicted),) if draft is not None and draft.evicted else ()
 
 
 def _plans_rows(state: State) -> bool:
@@ -79,14 +94,13 @@ class _Planner:
             self._admit()
         if not len(self.decoding) and not any(chunk.length for chunk in self.chunks):
             return Plan(ends=self.ends) if self.ends else None
-        evicted = self._draft.evicted if self._draft is not None else ()
         return Plan(
             step=self.state.next_step,
             join=self.joins,
             preempt=[seat.slot for seat in self.victims],
             chunks=self.chunks,
             grow=self.grow,
-            evict=(Evict("device", 0, evicted),) if evicted else (),
+            evict=_evictions(self._draft),
             ends=self.ends,
         )
 

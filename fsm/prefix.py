@@ -27,7 +27,7 @@ def namespace(
     return blake2b(canonical(parts), digest_size=16).digest()
 
 
-def page_key(parent: bytes, tokens: bytes) -> bytes:
+def page_key(parent: bytes, tokens: bytes | memoryview) -> bytes:
     """The key of a full page: `parent` is the key of the page before it (or the root), `tokens` its int32 ids."""
     return blake2b(parent + tokens, digest_size=16).digest()
 

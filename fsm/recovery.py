@@ -5,7 +5,7 @@ from __future__ import annotations
 from leftfold.events.digest import START
 from leftfold.events.types import Started
 from leftfold.fsm.columns import Columns
-from leftfold.fsm.effects import FinishReason, Outputs
+from leftfold.fsm.effects import Ack, FinishReason, Outputs
 from leftfold.fsm.ending import drain, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config
@@ -22,7 +22,7 @@ def lose_executor(state: State) -> None:
     state.executor_present = False
 
 
-def start(state: State, event: Started, outputs: Outputs) -> None:
+def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> None:
     """An executor is ready, with the configuration that the event carries and no memory of what was."""
     _void(state)
     if event.config is not None:
@@ -35,6 +35,8 @@ def start(state: State, event: Started, outputs: Outputs) -> None:
     state.incarnation = event.incarnation
     state.chain = START
     state.left.clear()
+    if state.gate is Gate.CLOSING:
+        acks.append(Ack(state.closing_call or "", False, "superseded: the engine was started again"))
     if state.gate in (Gate.CLOSING, Gate.STOPPED):
         state.gate = Gate.RUNNING
         state.closing_call, state.closing_at = None, 0

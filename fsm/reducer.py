@@ -41,12 +41,13 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
     if type(event) is Tick:
         if plan is not None:
             execution = apply_plan(state, plan, outputs)
+            _stop_when_due(state, event.t, acks)
     elif type(event) is ForwardDone:
         forward_done(state, event, outputs)
     else:
         _HANDLERS[type(event)](state, event, outputs, acks)
-    if state.gate is Gate.CLOSING:
-        _close(state, event.t, acks)
+    if state.gate is Gate.CLOSING and not state.live and not state.in_flight:
+        _stop(state, acks)
     return Effects(execution, outputs, acks, (), state.wake_at)
 
 
@@ -71,7 +72,7 @@ def _abort(state: State, event: Abort, outputs: Outputs, acks: list[Ack]) -> Non
 
 
 def _started(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> None:
-    start(state, event, outputs)
+    start(state, event, outputs, acks)
 
 
 def _executor_lost(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
@@ -87,12 +88,16 @@ def _shutdown(state: State, event: Shutdown, outputs: Outputs, acks: list[Ack]) 
     state.closing_at = event.t + event.deadline if event.deadline else 0
 
 
-def _close(state: State, t: int, acks: list[Ack]) -> None:
-    """CLOSING ends when nothing lives, or at the deadline; what lives then is for the next `Started`."""
-    done = not state.live and not state.in_flight
-    if done or (state.closing_at and t >= state.closing_at):
-        state.gate = Gate.STOPPED
-        acks.append(Ack(state.closing_call or "", True, {"live": len(state.live)}))
+def _stop_when_due(state: State, t: int, acks: list[Ack]) -> None:
+    """CLOSING ends at its deadline although something lives: that is for the next `Started`."""
+    if state.gate is Gate.CLOSING and state.closing_at and t >= state.closing_at:
+        _stop(state, acks)
+
+
+def _stop(state: State, acks: list[Ack]) -> None:
+    state.gate = Gate.STOPPED
+    acks.append(Ack(state.closing_call or "", True, {"live": len(state.live)}))
+    state.closing_call, state.closing_at = None, 0
 
 
 def _ignore(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:

@@ -11,10 +11,13 @@ from leftfold.fsm.policy import Rank
 class Seat:
     """One stay of a request in a slot. `pages` only grows, so a view of a plan may hold it for ever.
 
-    `order`: counts joins, so rows sort by it; `target`: tokens known at the join, which the prefill computes.
+    `order`: counts joins, so rows sort by it. `target`: tokens known at the join, which the prefill computes.
+    While it decodes: `edge` is the position at which its current page is full; `parent` the prefix key of the page
+    before that (None: it does not publish); `final` the positions computed when its limit is reached (0: look at every
+    token, since it has stop ids that are too large to be watched).
     """
 
-    __slots__ = ("order", "pages", "request", "slot", "target")
+    __slots__ = ("edge", "final", "order", "pages", "parent", "request", "slot", "stops", "target")
 
     def __init__(self, request: Request, slot: int, order: int, pages: list[int]) -> None:
         self.request = request
@@ -22,6 +25,10 @@ class Seat:
         self.order = order
         self.pages = pages
         self.target = len(request.tokens)
+        self.stops = request.stops
+        self.edge = 0
+        self.final = 0
+        self.parent: bytes | None = None
 
 
 class Request:

@@ -9,6 +9,7 @@ import numpy as np
 
 from leftfold.events.plan import TokenArray
 from leftfold.fsm.columns import WATCHED
+from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.state import State
 
@@ -23,11 +24,9 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
     state.next_order += 1
     request.seat = seat
     state.by_slot[slot] = seat
-    columns = state.columns
-    columns.computed[slot] = start
-    columns.capacity[slot] = len(pages) * state.config.page_size
+    state.columns.computed[slot] = start
     if request.stops:
-        columns.watch_for(request.stops, 1)
+        state.columns.watch_for(request.stops, 1)
     state.prefilling[slot] = seat
     return seat
 
@@ -94,10 +93,13 @@ def dequeue(state: State, request: Request) -> None:
 def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
     """Set the columns of a row that has its first token, `computed` positions behind it."""
     columns, size, slot, request = state.columns, state.config.page_size, seat.slot, seat.request
-    watched = not request.stops or max(request.stops) < WATCHED
+    seat.edge = (computed // size + 1) * size
+    seat.final = request.limit - 1 if not request.stops or max(request.stops) < WATCHED else 0
+    if request.publishes:
+        extend_keys(request.keys, request.root, request.tokens, computed // size, size)
+        seat.parent = request.keys[computed // size - 1] if computed >= size else request.root
     columns.last[slot] = token
-    columns.final[slot] = request.limit - 1 if watched else 0
-    columns.alarm[slot] = min((computed // size + 1) * size, int(columns.final[slot]))
+    columns.alarm[slot] = min(seat.edge, seat.final)
     if computed < len(seat.pages) * size:
         columns.cursor[slot] = seat.pages[computed // size] * size + computed % size
     else:

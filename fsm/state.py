@@ -106,8 +106,12 @@ class State:
 
     @property
     def wake_at(self) -> int | None:
-        """Absolute µs of the next deadline."""
+        """Absolute µs of the next deadline; none expires in a stopped engine."""
+        if self.gate is Gate.STOPPED:
+            return None
         key = self.deadlines.first_key
+        if self.closing_at:
+            return self.closing_at if key is None else min(self.closing_at, key[0])
         return None if key is None else key[0]
 
     def check(self) -> None:

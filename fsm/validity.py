@@ -76,12 +76,14 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Every granted page is usable and granted once; every found page is published."""
     pool, size = state.pool, state.config.page_size
     granted: list[int] = []
+    found: list[int] = []
     for _, pages in plan.grow:
         granted += as_list(pages)
     for row in plan.join:
         shared = row.start // size
         granted += list(row.pages[0])[shared:]
-        for page in list(row.pages[0])[:shared]:
+        found += list(row.pages[0])[:shared]
+        for page in found:
             if not 0 <= page < len(pool) or pool.keys[page] is None:
                 raise PlanRefused(f"join: page {page} of {row.rid!r} is not in the prefix cache")
     evicted = [page for _, _, pages in plan.evict for page in as_list(pages)]
@@ -89,6 +91,8 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     fresh = set(granted)
     if len(fresh) != len(granted) or len(dropped) != len(evicted):
         raise PlanRefused(f"pages {_twice(granted) or _twice(evicted)} are granted or evicted twice")
+    if not dropped.isdisjoint(found):
+        raise PlanRefused(f"evict: one of the pages {found} that joins find is dropped")
     if not leaving and dropped <= pool.cached.keys() and fresh - dropped <= pool.free.keys():
         return
     _check_pages_one_by_one(state, granted, evicted, leaving)
