@@ -15,7 +15,7 @@ import torch
 import leftfold
 from leftfold.engine import Engine
 from leftfold.errors import ConfigurationError
-from leftfold.events import EventLog, LogError, TornTail
+from leftfold.events import EventLog, LogError, LogLocked, TornTail
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ExecutorError
 from leftfold.executor.torch_executor import DTYPES, TorchExecutor
@@ -90,6 +90,8 @@ def open_log(options: EngineOptions, name: str) -> NoLog | CommittedLog | EventL
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", TornTail)
             log = EventLog.open(path)
+    except LogLocked as error:
+        raise ConfigurationError(str(error)) from error
     except (LogError, OSError) as error:
         raise ConfigurationError(f"the log {path} cannot be opened: {error}") from error
     for warning in caught:

@@ -245,7 +245,7 @@ class Engine:
         self._incarnation += 1
         self._record(
             Started(
-                t=self._now(),
+                t=max(self._fold.t, (wall - self._wall) // 1000),
                 incarnation=self._incarnation,
                 wall_ns=wall,
                 config=self.config.as_dict(),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,14 @@ import pytest
 import leftfold.fsm
 import leftfold.fsm.planner
 import leftfold.fsm.reducer
+import leftfold.replay.verify
 from leftfold.events import Admit, Event, EventLog, ForwardDone, Record, Started, Tick
 from leftfold.fsm import Phase, State
-from leftfold.replay import NotStarted, ReducerFault, SettingsError, fold, verify
+from leftfold.replay.errors import NotStarted, ReducerFault, SettingsError
+from leftfold.replay.fold import fold
 from leftfold.replay.show import describe_snapshot, life, snapshot
+from leftfold.replay.verify import verify
 from tests.logs import CONFIG, Recorder, record
-
-VERIFY = sys.modules["leftfold.replay.verify"]  # the package's attribute of that name is the function
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_recorded_plans_fold_with_no_planner_at_all(log: EventLog, monkeypatch: 
     def refuse(*_: Any) -> Any:
         raise AssertionError("nothing may be decided")
 
-    for module in (leftfold.fsm.planner, leftfold.fsm.reducer, leftfold.fsm, VERIFY):
+    for module in (leftfold.fsm.planner, leftfold.fsm.reducer, leftfold.fsm, leftfold.replay.verify):
         monkeypatch.setattr(module, "decide", refuse)
     state = fold(log).state
     assert state is not None and expected is not None and state.digest() == expected.digest()
@@ -157,7 +157,7 @@ def test_a_planner_that_raises_is_named(log: EventLog, monkeypatch: pytest.Monke
     def broken(state: State, t: int) -> Any:
         raise KeyError("planted")
 
-    monkeypatch.setattr(VERIFY, "decide", broken)
+    monkeypatch.setattr(leftfold.replay.verify, "decide", broken)
     verdict = verify(log)
     assert verdict.divergence is not None and "KeyError: 'planted'" in str(verdict.divergence.got)
 
