@@ -24,10 +24,10 @@ PageLists = Sequence[Sequence[int]]
 
 def as_list(values: Sequence[int] | IntArray) -> list[int]:
     """Integers of a plan's column as Python integers."""
-    if isinstance(values, np.ndarray):
-        listed: list[int] = values.tolist()
-        return listed
-    return values if isinstance(values, list) else list(values)
+    if type(values) is list:
+        return values
+    listed: list[int] = values.tolist() if isinstance(values, np.ndarray) else list(values)
+    return listed
 
 
 class Join(NamedTuple):

@@ -82,8 +82,8 @@ def _check_rows(state: State) -> None:
             raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
         if computed < capacity:
             page = seat.pages[-1]
-            if int(columns.cursor[slot]) != page * size + computed % size:
-                raise InvariantViolation(f"row {request.rid!r} writes to {int(columns.cursor[slot])}, not page {page}")
+            if int(columns.base[slot]) + computed != page * size + computed % size:
+                raise InvariantViolation(f"row {request.rid!r} writes to {int(columns.base[slot])}, not page {page}")
             if pool.refs[page] != 1 or pool.keys[page] is not None:
                 raise InvariantViolation(f"row {request.rid!r} writes to page {page}, which is shared")
     for slot, seat in state.prefilling.items():

@@ -14,16 +14,16 @@ class Columns:
     """One entry per slot; an entry means nothing while its slot is free.
 
     `computed`: positions whose K/V is written and committed.
-    `cursor`: index into the pool's flat token mirror of position `computed` (valid while its page is granted).
+    `base`: what position `computed` has to be added to for its place in the pool's flat token mirror.
     `alarm`: the row is looked at one by one once `computed` reaches it (a page is full, or its limit is reached).
     `last`: the newest token, whose K/V is not computed yet.
     """
 
-    __slots__ = ("alarm", "computed", "cursor", "last", "watch", "watching")
+    __slots__ = ("alarm", "base", "computed", "last", "watch", "watching")
 
     def __init__(self, slots: int) -> None:
         self.computed: IntArray = np.zeros(slots, np.int64)
-        self.cursor: IntArray = np.zeros(slots, np.int64)
+        self.base: IntArray = np.zeros(slots, np.int64)
         self.alarm: IntArray = np.zeros(slots, np.int64)
         self.last: IntArray = np.zeros(slots, np.int64)
         # watch[token]: running requests that stop at it; the last entry stays 0, larger tokens are clipped to it
@@ -43,7 +43,7 @@ class Columns:
     def copy(self) -> Columns:
         """An independent copy."""
         other = object.__new__(Columns)
-        for name in ("computed", "cursor", "alarm", "last", "watch"):
+        for name in ("computed", "base", "alarm", "last", "watch"):
             setattr(other, name, getattr(self, name).copy())
         other.watching = self.watching
         return other

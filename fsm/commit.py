@@ -78,10 +78,7 @@ def _commit_decode(
         alive = np.flatnonzero(~np.isin(slots, flight.ended))
         seats = [seats[index] for index in alive.tolist()]
         slots, starts, inputs, tokens = slots[alive], starts[alive], inputs[alive], tokens[alive]
-    cursor = columns.cursor[slots]
-    state.pool.flat[cursor] = inputs
-    cursor += 1
-    columns.cursor[slots] = cursor
+    state.pool.flat[columns.base[slots] + starts] = inputs
     computed = starts + 1
     columns.computed[slots] = computed
     columns.last[slots] = tokens
@@ -100,30 +97,37 @@ def _look_at(
 ) -> dict[int, tuple[FinishReason, Usage]]:
     """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end."""
     ended: dict[int, tuple[FinishReason, Usage]] = {}
+    filled: list[Seat] = []
     rows = zip(indices.tolist(), computed[indices].tolist(), tokens[indices].tolist(), strict=True)
     for index, at, token in rows:
         seat = seats[index]
         if at == seat.edge:
-            _turn_page(state, seat, at)
+            filled.append(seat)
         if at >= seat.final or token in seat.stops:
             reason = _reason(seat.request, token, at)
             if reason is not None:
                 ended[index] = (reason, _usage(seat.request, at))
+    if filled:
+        _turn_pages(state, filled)
     return ended
 
 
-def _turn_page(state: State, seat: Seat, at: int) -> None:
-    """A decoding row has filled a page: publish it, and note the next one's end or that there is none yet."""
-    pool, size = state.pool, state.config.page_size
-    count = at // size
-    if seat.parent is not None:
-        page = seat.pages[count - 1]
-        key = seat.parent = page_key(seat.parent, pool.raw[page * size * 4 : (page + 1) * size * 4])
-        pool.publish(page, key)
-    seat.edge = at + size
-    state.columns.alarm[seat.slot] = min(seat.edge, seat.final)
-    if count == len(seat.pages):
-        state.at_edge.append(seat.slot)
+def _turn_pages(state: State, filled: Sequence[Seat]) -> None:
+    """Decoding rows have filled a page: publish it, and note the next one's end or that there is none yet."""
+    size, raw, alarm = state.config.page_size, state.pool.raw, state.columns.alarm
+    width = size * 4
+    full: list[tuple[int, bytes]] = []
+    for seat in filled:
+        pages, edge = seat.pages, seat.edge
+        if seat.parent is not None:
+            page = pages[edge // size - 1]
+            key = seat.parent = page_key(seat.parent, raw[page * width : (page + 1) * width])
+            full.append((page, key))
+        if edge == len(pages) * size:
+            state.at_edge.append(seat.slot)
+        edge = seat.edge = edge + size
+        alarm[seat.slot] = edge if edge < seat.final else seat.final
+    state.pool.publish(full)
 
 
 def _commit_chunks(
@@ -171,8 +175,7 @@ def _store_chunk(state: State, chunk: ChunkRow) -> None:
     if seat.request.publishes and full > first:
         request = seat.request
         extend_keys(request.keys, request.root, request.tokens, full, size)
-        for index in range(first, full):
-            state.pool.publish(seat.pages[index], request.keys[index])
+        state.pool.publish(zip(seat.pages[first:full], request.keys[first:full], strict=True))
 
 
 def _reason(request: Request, token: int, at: int) -> FinishReason | None:

@@ -65,14 +65,14 @@ def _join(state: State, row: Join) -> Joined:
 
 def _grow(state: State, slots: list[int], pages: list[int]) -> None:
     """Append one page to each row: per-row work only where a page is full, once in `page_size` steps."""
-    cursor, size, by_slot = state.columns.cursor, state.config.page_size, state.by_slot
+    base, size, by_slot = state.columns.base, state.config.page_size, state.by_slot
     state.pool.grant(pages)
     state.at_edge = []
     for slot, page in zip(slots, pages, strict=True):
         seat = by_slot[slot]
         assert seat is not None
+        base[slot] = (page - len(seat.pages)) * size
         seat.pages.append(page)
-        cursor[slot] = page * size
 
 
 def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:

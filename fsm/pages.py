@@ -85,11 +85,13 @@ class PagePool:
             elif left < 0:
                 raise InvariantViolation(f"page {page} was released more often than it was held")
 
-    def publish(self, page: int, key: bytes) -> None:
-        """Make a full page findable; one whose key is already published stays private to its row."""
-        if key not in self.published:
-            self.published[key] = page
-            self.keys[page] = key
+    def publish(self, full: Iterable[tuple[int, bytes]]) -> None:
+        """Make full pages findable by key; one whose key is already published stays private to its row."""
+        published, keys = self.published, self.keys
+        for page, key in full:
+            if key not in published:
+                published[key] = page
+                keys[page] = key
 
     def clear(self) -> None:
         """Forget all content; nothing may be held."""

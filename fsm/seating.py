@@ -101,6 +101,6 @@ def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
     columns.last[slot] = token
     columns.alarm[slot] = min(seat.edge, seat.final)
     if computed < len(seat.pages) * size:
-        columns.cursor[slot] = seat.pages[computed // size] * size + computed % size
+        columns.base[slot] = (seat.pages[computed // size] - computed // size) * size
     else:
         state.at_edge.append(slot)

@@ -74,21 +74,11 @@ def _seat(state: State, slot: int, field: str) -> Seat:
 
 def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Every granted page is usable and granted once; every found page is published."""
-    pool, size = state.pool, state.config.page_size
-    granted: list[int] = []
-    found: list[int] = []
-    for _, pages in plan.grow:
-        granted += as_list(pages)
-    for row in plan.join:
-        shared = row.start // size
-        granted += list(row.pages[0])[shared:]
-        found += list(row.pages[0])[:shared]
-        for page in found:
-            if not 0 <= page < len(pool) or pool.keys[page] is None:
-                raise PlanRefused(f"join: page {page} of {row.rid!r} is not in the prefix cache")
-    evicted = [page for _, _, pages in plan.evict for page in as_list(pages)]
-    dropped = set(evicted)
-    fresh = set(granted)
+    pool = state.pool
+    granted = [page for row in plan.grow for page in as_list(row.pages)]
+    evicted = [page for row in plan.evict for page in as_list(row.pages)]
+    found = _found(state, plan, granted) if plan.join else []
+    fresh, dropped = set(granted), set(evicted)
     if len(fresh) != len(granted) or len(dropped) != len(evicted):
         raise PlanRefused(f"pages {_twice(granted) or _twice(evicted)} are granted or evicted twice")
     if not dropped.isdisjoint(found):
@@ -96,6 +86,19 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     if not leaving and dropped <= pool.cached.keys() and fresh - dropped <= pool.free.keys():
         return
     _check_pages_one_by_one(state, granted, evicted, leaving)
+
+
+def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:
+    """Pages that joins find in the prefix cache; those that they are granted are added to `granted`."""
+    pool, found = state.pool, []
+    for row in plan.join:
+        pages, shared = as_list(row.pages[0]), row.start // pool.page_size
+        granted += pages[shared:]
+        for page in pages[:shared]:
+            if not 0 <= page < len(pool) or pool.keys[page] is None:
+                raise PlanRefused(f"join: page {page} of {row.rid!r} is not in the prefix cache")
+            found.append(page)
+    return found
 
 
 def _check_pages_one_by_one(state: State, granted: list[int], evicted: list[int], leaving: list[Seat]) -> None:
@@ -156,8 +159,10 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Every decoding row has a page for its next position; limits of rows and tokens hold."""
-    left = [seat.slot for seat in leaving]
-    needing = [slot for slot in state.at_edge if slot not in left]
+    needing = state.at_edge
+    if leaving:
+        left = [seat.slot for seat in leaving]
+        needing = [slot for slot in needing if slot not in left]
     grown = [slot for row in plan.grow for slot in as_list(row.slots)]
     if needing != grown:
         raise PlanRefused(f"grow: slots {grown} get pages, slots {needing} need them")

@@ -1,0 +1,173 @@
+"""What the control plane costs per decode step: decide, apply, commit, plan digest and both checksummed records.
+
+Prefix cache on, page size 16, the pool full of cached pages, prompt lengths spread evenly over the page's phases.
+No model runs: an executor that answers at once stands in. Peers that are installed are measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+from collections.abc import Callable, Sequence
+from time import perf_counter
+
+import numpy as np
+
+from leftfold.bench import peers
+from leftfold.commands.common import OK, Parser, UsageError
+from leftfold.events import Admit, EventLog, ForwardDone, SamplingParams, Tick
+from leftfold.fsm import Config, State, apply, decide, step
+
+PAGE = 16
+PROMPT = 64
+LIFETIME = 200
+"""Steps a row lives under churn of 1 / LIFETIME."""
+WARM_UP = 20
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `leftfold bench control`."""
+    parser.add_argument("--rows", default="1,32,256,1024", help="batch sizes, with commas (default %(default)s)")
+    parser.add_argument("--steps", type=int, default=400, help="steps measured for each (default %(default)s)")
+    parser.add_argument("--churn", type=float, default=0.0, help="share of rows that end and join per step (0.005)")
+    parser.add_argument("--no-peers", action="store_true", help="leave the installed peers out")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; exit code 0."""
+    try:
+        sizes = [int(size) for size in args.rows.split(",")]
+    except ValueError:
+        raise UsageError(f"--rows {args.rows!r} is not a list of integers with commas") from None
+    if not sizes or min(sizes) < 1 or args.steps < 1 or not 0 <= args.churn < 1:
+        raise UsageError("--rows and --steps must be positive, --churn at least 0 and below 1")
+    rows = []
+    for size in sizes:
+        row = measure(size, args.steps, args.churn)
+        row["peers"] = {} if args.no_peers else {name: peer(size) for name, peer in peers.installed().items()}
+        rows.append(row)
+        if not args.json:
+            _print_row(row, first=len(rows) == 1, churn=args.churn)
+    if args.json:
+        print(json.dumps({"churn": args.churn, "steps": args.steps, "rows": rows}))
+    return OK
+
+
+def _print_row(row: dict[str, object], first: bool, churn: float) -> None:
+    peer_times: dict[str, float] = row["peers"]  # type: ignore[assignment]
+    if first:
+        names = "".join(f"{name:>14} {'ratio':>7}" for name in peer_times)
+        print(f"µs per decode step, churn {churn:g}\n{'rows':>6} {'median':>9} {'mean':>9}{names}")
+    basis = row["us_per_step_mean"] if churn else row["us_per_step"]
+    assert isinstance(basis, float)
+    against = "".join(f"{time:>14.1f} {basis / time:>7.3f}" for time in peer_times.values())
+    print(f"{row['rows']:>6} {row['us_per_step']:>9.1f} {row['us_per_step_mean']:>9.1f}{against}", flush=True)
+
+
+def measure(rows: int, steps: int, churn: float = 0.0) -> dict[str, object]:
+    """Median and mean µs of `steps` decode steps of `rows` rows."""
+    engine = _Engine(rows, steps, churn)
+    times = []
+    gc.collect()
+    gc.freeze()
+    try:
+        for _ in range(WARM_UP):
+            engine.step()
+        for _ in range(steps):
+            times.append(engine.step() * 1e6)
+    finally:
+        gc.unfreeze()
+    return {
+        "rows": rows,
+        "us_per_step": round(statistics.median(times), 2),
+        "us_per_step_mean": round(statistics.fmean(times), 2),
+    }
+
+
+class _Engine:
+    """A state with `rows` decoding rows over a pool full of cached pages, its log, and an instant executor."""
+
+    def __init__(self, rows: int, steps: int, churn: float) -> None:
+        self.rows = rows
+        self.churn = churn
+        self.rng = np.random.default_rng(0)
+        length = PROMPT + PAGE + (LIFETIME if churn else steps + WARM_UP) + 8
+        pages = rows * (length // PAGE + 2) + 2048
+        self.log = EventLog.memory()
+        self.state = State(
+            Config(num_pages=pages, page_size=PAGE, max_running=rows, max_batch_tokens=8192, max_model_len=8192)
+        )
+        self.t = 0
+        self.admitted = 0
+        self.due = 0.0
+        self._fill_cache()
+        lives = [1 + (index * LIFETIME) // rows if churn else length for index in range(rows)]
+        for life in lives:
+            self._admit(PROMPT + self.admitted % PAGE, life + 1)
+        while len(self.state.decoding) < rows and self.state.waiting or self.state.prefilling:
+            self.step()
+
+    def _fill_cache(self) -> None:
+        """Every page of the pool is cached when the rows join."""
+        per_request = 256
+        for _ in range(self.state.config.num_pages // per_request + 1):
+            self._admit(min(per_request, self.state.config.num_pages) * PAGE, 1)
+            while self.state.live:
+                self.step()
+        assert not self.state.pool.free, "the pool is not full of cached pages"
+
+    def _admit(self, prompt_len: int, max_tokens: int) -> None:
+        prompt = self.rng.integers(0, 50_000, prompt_len, dtype=np.int32)
+        params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(50_001,))
+        event = Admit(t=self.t, rid=f"r{self.admitted}", prompt=prompt, params=params)
+        self.admitted += 1
+        self.log.append(event)
+        step(self.state, event)
+
+    def _arrivals(self) -> Callable[[], None]:
+        """What arrives in this step, drawn before the clock runs."""
+        self.due += self.rows * self.churn
+        count = min(int(self.due), self.rows - len(self.state.decoding) - len(self.state.prefilling))
+        self.due -= int(self.due)
+
+        def admit() -> None:
+            for _ in range(count):
+                self._admit(PROMPT + self.admitted % PAGE, LIFETIME)
+
+        return admit
+
+    def step(self) -> float:
+        """One decode step; seconds it took."""
+        state, log = self.state, self.log
+        tokens = self.rng.integers(0, 50_000, self.rows + 64, dtype=np.int32)
+        self.t += 1000
+        arrivals = self._arrivals() if self.churn and self.admitted > self.rows else None
+        begun = perf_counter()
+        if arrivals is not None:
+            arrivals()
+        plan = decide(state, self.t)
+        assert plan is not None
+        tick = Tick(t=self.t, plan=plan)
+        log.append(tick)
+        execution = apply(state, tick, plan).plan
+        assert execution is not None
+        sampling = state.in_flight[0].rows
+        count = len(sampling.decode) + sum(chunk.samples for chunk in sampling.chunks)
+        done = ForwardDone(t=self.t, step=execution.step, tokens=tokens[:count], digest=execution.digest)
+        log.append(done)
+        step(state, done)
+        return perf_counter() - begun
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run by itself: `python -m leftfold.bench.control`."""
+    parser = Parser(prog="leftfold bench control", description=__doc__)
+    add_arguments(parser)
+    return run(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
