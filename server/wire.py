@@ -107,13 +107,39 @@ def from_frames(frames: Sequence[bytes]) -> Message:
     try:
         body = orjson.loads(frames[1])
         if kind is Submit:
-            return Submit(decode(body))
+            return Submit(decode(_typed(body, dict)))
         if kind is Outputs:
-            return Outputs([Output(*row) for row in body])
-        message: Message = kind(**body)
-        return message
+            return Outputs([_output(row) for row in _typed(body, list)])
+        message: Message = kind(**_typed(body, dict))
     except (ValueError, TypeError, KeyError) as error:
         raise WireError(f"a {kind.__name__} message that cannot be read: {error}") from error
+    for name, expected in _FIELDS.get(kind, ()):
+        if not isinstance(getattr(message, name), expected):
+            raise WireError(f"a {kind.__name__} message whose {name} is no {expected.__name__}")
+    return message
+
+
+_FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
+    StatsRequest: (("call", int),),
+    Ready: (("info", dict),),
+    Failed: (("message", str),),
+    Stats: (("call", int), ("values", dict)),
+}
+_ROW = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)))
+
+
+def _output(row: Any) -> Output:
+    if not all(isinstance(v, t) for v, t in zip(_typed(row, list), _ROW, strict=True)):
+        raise ValueError(f"not an output: {row!r}"[:200])
+    if not all(isinstance(token, int) for token in row[3]):
+        raise ValueError(f"not token ids: {row[3]!r}"[:200])
+    return Output(*row)
+
+
+def _typed(value: Any, expected: type) -> Any:
+    if not isinstance(value, expected):
+        raise ValueError(f"{value!r} is no {expected.__name__}"[:200])
+    return value
 
 
 def output_row(row: Any) -> Output:

@@ -1,0 +1,193 @@
+"""The engine's client: every request hears its own outputs, in order, under ids that the server made."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+import zmq.asyncio
+
+from leftfold.events import Abort, Admit
+from leftfold.server.client import EngineClient, EngineGone, Group
+from leftfold.server.throughput import line
+from leftfold.server.wire import (
+    Failed,
+    Output,
+    Outputs,
+    Ready,
+    Stats,
+    StatsRequest,
+    Stop,
+    Submit,
+    from_frames,
+    to_frames,
+)
+
+
+class Peer:
+    """The engine's end of the sockets."""
+
+    def __init__(self, commands: str, outputs: str) -> None:
+        self.context = zmq.asyncio.Context()
+        self.commands, self.outputs = self.context.socket(zmq.PULL), self.context.socket(zmq.PUSH)
+        self.commands.connect(commands)
+        self.outputs.connect(outputs)
+
+    async def heard(self) -> Any:
+        return from_frames(await asyncio.wait_for(self.commands.recv_multipart(), 20))
+
+    async def say(self, message: Any) -> None:
+        await self.outputs.send_multipart(to_frames(message))
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@asynccontextmanager
+async def joined(folder: Path) -> AsyncIterator[tuple[EngineClient, Peer]]:
+    addresses = [f"ipc://{folder}/c", f"ipc://{folder}/o"]
+    client, peer = EngineClient(*addresses), Peer(*addresses)
+    running = asyncio.create_task(client.run())
+    try:
+        yield client, peer
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        peer.close()
+        client.close()
+
+
+def run(folder: Path, scenario: Callable[[EngineClient, Peer], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with joined(folder) as (client, peer):
+            await asyncio.wait_for(scenario(client, peer), 60)
+
+    asyncio.run(main())
+
+
+async def take(group: Group, count: int) -> list[tuple[int, Output]]:
+    items = []
+    async for item in group:
+        items.append(item)
+        if len(items) == count:
+            break
+    return items
+
+
+def row(rid: str, token: int, end: str | None = None) -> Output:
+    return Output(rid, 0, 5, [token], end, None, None)
+
+
+def test_each_choice_hears_its_own_outputs_in_order(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        group = client.admit([{"prompt": [1]}, {"prompt": [2]}])
+        other = client.admit([{"prompt": [3]}])
+        rids = [(await peer.heard()).event.rid for _ in range(3)]
+        assert len(set(rids)) == 3
+        a, b, c = rids
+        await peer.say(Outputs([row(b, 1), row("somebody else", 9), row(c, 2), row(a, 3)]))
+        await peer.say(Outputs([row(b, 4, "length"), row(a, 5), row(a, 6, "stop"), row(c, 7, "length")]))
+        assert [(i, o.tokens) for i, o in await take(group, 9)] == [(1, [1]), (0, [3]), (1, [4]), (0, [5]), (0, [6])]
+        assert [(i, o.tokens) for i, o in await take(other, 9)] == [(0, [2]), (0, [7])]
+
+    run(tmp_path, scenario)
+
+
+def test_closing_aborts_only_what_has_not_ended(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        group = client.admit([{"prompt": [1]}] * 3)
+        a, b, c = [(await peer.heard()).event.rid for _ in range(3)]
+        await peer.say(Outputs([row(a, 1, "length"), row(b, 1)]))
+        (_, _), (_, second) = await take(group, 2)
+        group.stop(second, keep=1)
+        group.stop(second, keep=1)
+        group.close()
+        group.close()
+        stop, gone = (await peer.heard()).event, (await peer.heard()).event
+        assert isinstance(stop, Abort) and isinstance(gone, Abort)
+        assert (stop.rid, stop.reason, stop.keep) == (b, "stop_string", 1)
+        assert (gone.rid, gone.reason) == (c, "client_gone")
+        client.stop()
+        assert await peer.heard() == Stop()
+
+    run(tmp_path, scenario)
+
+
+def test_outputs_after_a_stop_string_are_not_heard(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        group = client.admit([{"prompt": [1]}])
+        rid = (await peer.heard()).event.rid
+        await peer.say(Outputs([row(rid, 1), row(rid, 2), row(rid, 3, "length")]))
+        heard = []
+        async for _, output in group:
+            heard.append(output.tokens)
+            group.stop(output, keep=1)
+        assert heard == [[1]]
+
+    run(tmp_path, scenario)
+
+
+def test_statistics_answer_their_own_call(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        first, second = asyncio.create_task(client.stats()), asyncio.create_task(client.stats())
+        calls = [await peer.heard(), await peer.heard()]
+        assert all(isinstance(call, StatsRequest) for call in calls)
+        await peer.say(Stats(calls[1].call, {"n": 2}))
+        await peer.say(Stats(99, {"n": 99}))
+        await peer.say(Stats(calls[0].call, {"n": 1}))
+        assert (await first, await second) == ({"n": 1}, {"n": 2})
+        with pytest.raises(TimeoutError):
+            await client.stats(patience=0.01)
+
+    run(tmp_path, scenario)
+
+
+def test_everybody_who_waits_hears_that_the_engine_is_gone(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        group = client.admit([{"prompt": [1]}])
+        waiting = [asyncio.create_task(take(group, 1)), asyncio.create_task(client.stats())]
+        await peer.heard()
+        client.gone("it fell")
+        for task in waiting:
+            with pytest.raises(EngineGone, match="it fell"):
+                await task
+        with pytest.raises(EngineGone):
+            client.admit([{"prompt": [1]}])
+        with pytest.raises(EngineGone):
+            await client.stats()
+        with pytest.raises(EngineGone):
+            await client.ready
+        client.submit(Admit(t=0, rid="x"))
+        group.close()
+
+    run(tmp_path, scenario)
+
+
+def test_noise_on_the_wire_hurts_nobody(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        await peer.outputs.send_multipart([b"?", b"noise"])
+        await peer.say(Ready({"max_model_len": 1}))
+        await peer.say(Failed("too late"))
+        assert (await client.ready)["max_model_len"] == 1
+        client.submit(Abort(t=0))
+        assert isinstance(await peer.heard(), Submit)
+
+    run(tmp_path, scenario)
+
+
+def test_the_line_of_throughput() -> None:
+    before = {"prompt_tokens": 10, "generation_tokens": 0, "prefix_queries": 0, "prefix_hits": 0}
+    now = {
+        "prompt_tokens": 110, "generation_tokens": 45, "prefix_queries": 8, "prefix_hits": 2, "running": 3,
+        "waiting": 1, "num_pages": 8, "pages_held": 2,
+    }  # fmt: skip
+    assert line(before, now, 10.0) == (
+        "prompt throughput 10.0 tokens/s, generation throughput 4.5 tokens/s, running 3, waiting 1, "
+        "KV cache usage 25.0%, prefix cache hit rate 25.0%"
+    )
+    assert "0.0%" in line({}, {}, 10.0)

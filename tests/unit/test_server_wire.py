@@ -1,0 +1,78 @@
+"""The wire between the two processes: what goes in comes out, and nothing else is read."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from leftfold.events import Abort, Admit, SamplingParams, same
+from leftfold.fsm.effects import FinishReason, Usage
+from leftfold.fsm.effects import Output as EngineOutput
+from leftfold.server.wire import (
+    Failed,
+    Output,
+    Outputs,
+    Ready,
+    Stats,
+    StatsRequest,
+    Stop,
+    Submit,
+    WireError,
+    from_frames,
+    output_row,
+    to_frames,
+)
+
+
+@pytest.mark.parametrize("message", [
+    StatsRequest(7),
+    Stop(),
+    Ready({"max_model_len": 64, "fault": ""}),
+    Failed("one line: é"),
+    Stats(7, {"running": 1, "gate": "running"}),
+    Outputs([Output("r", 0, 5, [1, 2], None, None, None), Output("s", 1, 9, [], "error", {"code": "failed"}, None)]),
+    Outputs([Output("r", 0, 5, [1], "stop", None, {"prompt_tokens": 3})]),
+])  # fmt: skip
+def test_round_trip(message: Any) -> None:
+    assert from_frames(to_frames(message)) == message
+
+
+@pytest.mark.parametrize("event", [
+    Admit(t=0, rid="a", prompt=[1, 2], params=SamplingParams(seed=2**64 - 1, logit_bias={5: -1.5}, stop_token_ids=[2])),
+    Admit(t=0, rid="b", prompt=np.arange(5, dtype=np.int32), priority=-3),
+    Abort(t=0, rid="a", reason="stop_string", keep=3),
+])  # fmt: skip
+def test_events_travel_as_the_log_keeps_them(event: Any) -> None:
+    message = from_frames(to_frames(Submit(event)))
+    assert isinstance(message, Submit) and same(message.event, event)
+
+
+@given(st.lists(st.binary(max_size=40), max_size=4))
+def test_noise_is_refused(frames: list[bytes]) -> None:
+    try:
+        message = from_frames(frames)
+    except WireError:
+        return
+    assert to_frames(message)[0] == frames[0]  # by chance a message
+
+
+@pytest.mark.parametrize("tag", [b"E", b"Q", b"X", b"R", b"F", b"O", b"S", b"?", b""])
+@pytest.mark.parametrize("body", [b"", b"{", b"5", b"[5]", b'[["r",0,0,["x"],null,null,null]]', b"{}x"])
+@pytest.mark.parametrize("more", [b"", b'{"unknown":1}', b'{"call":"1"}', b'{"info":5}', pickle.dumps({"call": 1})])
+def test_broken_bodies_are_refused(tag: bytes, body: bytes, more: bytes) -> None:
+    for broken in (body, more):
+        with pytest.raises(WireError):
+            from_frames([tag, broken])
+
+
+def test_an_engines_row_becomes_plain_data() -> None:
+    usage = Usage(prompt_tokens=3, completion_tokens=2, cached_tokens=1)
+    row = EngineOutput("r", 0, 1, 4, np.array([7, 8], dtype=np.int32), FinishReason.STOP, None, usage, "")
+    plain = output_row(row)
+    assert plain == Output("r", 1, 4, [7, 8], "stop", None, usage._asdict())
+    assert from_frames(to_frames(Outputs([plain]))) == Outputs([plain])
