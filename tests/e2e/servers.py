@@ -38,7 +38,7 @@ class ServerProcess:
     @classmethod
     def toy(cls, folder: Path, env: dict[str, str] | None = None, **options: Any) -> ServerProcess:
         """A server on the toy model; `folder` holds its tokenizer."""
-        port = free_port()
+        port = options.pop("port", None) or free_port()
         given = json.dumps({"model": str(folder), "port": port, "served_model_name": "toy", **options})
         return cls([sys.executable, "-m", "tests.e2e.toy", given], port, folder / "stderr.txt", env)
 

@@ -49,6 +49,7 @@ def _next(token: int, position: int) -> int:
 
 def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
     """What the engine process calls."""
+    time.sleep(float(os.environ.get("TOY_START_SECONDS", "0")))
     config = Config(
         num_pages=(options.kv_tokens or 4096) // (options.page_size or 16),
         page_size=options.page_size or 16,
