@@ -1,0 +1,171 @@
+"""From options to an engine: how much KV memory, which limits, which log; what cannot be met is said in one line."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leftfold.builder import Machine, build_engine, open_log, size_config, token_bytes
+from leftfold.errors import ConfigurationError
+from leftfold.events import Admit, EventLog
+from leftfold.executor.config import ModelConfig
+from leftfold.keeping import CommittedLog, NoLog
+from leftfold.options import EngineOptions
+
+MODEL = ModelConfig(
+    family="llama", vocab_size=100, hidden_size=64, intermediate_size=128, num_layers=2, num_heads=4, num_kv_heads=2,
+    head_dim=16, rms_eps=1e-5, rope_theta=10000.0, rope_scaling=None, max_positions=2048, tied_embeddings=True,
+    qk_norm=False, windows=(None, None),
+)  # fmt: skip
+EACH = 2 * 2 * 2 * 16 * 4
+ROOMY = Machine("cpu", "float32", free=1 << 34)
+
+
+def sized(machine: Machine = ROOMY, **options: Any) -> Any:
+    return size_config(EngineOptions(**options), MODEL, machine)
+
+
+def test_a_token_takes_keys_and_values_of_every_layer() -> None:
+    assert token_bytes(MODEL, "float32") == EACH and token_bytes(MODEL, "bfloat16") == EACH // 2
+
+
+def test_defaults_hold_one_full_request_and_many_modest_ones() -> None:
+    config = sized()
+    assert (config.page_size, config.max_model_len, config.vocab_size) == (16, 2048, 100)
+    assert config.num_pages * 16 == config.max_running * 512
+    few = sized(max_num_seqs=1)
+    assert few.num_pages * 16 >= 2048
+
+
+def test_little_memory_bounds_the_default(caplog: pytest.LogCaptureFixture) -> None:
+    config = sized(Machine("cpu", "float32", free=4 * 1000 * EACH))
+    assert config.num_pages == 1000 // 16
+    assert "less than max_model_len 2048" in caplog.text
+
+
+def test_kv_size_is_taken_as_given_rounded_to_pages(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    assert sized(kv_tokens=2100).num_pages == 131 and not caplog.records
+    assert sized(kv_memory=2100 * EACH).num_pages == 131 and not caplog.records
+    assert sized(kv_tokens=2000).num_pages == 125 and "holds 2000 tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"kv_tokens": 15}, "KV memory for 15 tokens is less than one page of 16"),
+        ({"kv_memory": 16 * EACH - 1}, f"--kv-memory {16 * EACH - 1} is less than one page of 16 tokens"),
+        ({"kv_tokens": 99, "kv_memory": 99}, "give one of them"),
+        ({"kv_tokens": 1 << 40}, "only 16384 MiB are free"),
+        ({"max_model_len": 2049}, "beyond the model's 2048"),
+    ],
+)
+def test_sizes_that_cannot_be_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        sized(**options)
+
+
+def test_limits_reach_the_config() -> None:
+    config = sized(
+        max_num_seqs=3, max_num_batched_tokens=77, max_chunk_tokens=9, max_model_len=100, max_queued_requests=5,
+        page_size=8, policy="priority", prefix_cache=False,
+    )  # fmt: skip
+    assert (config.max_running, config.max_batch_tokens, config.max_chunk_tokens) == (3, 77, 9)
+    assert (config.max_model_len, config.max_queued_requests, config.page_size) == (100, 5, 8)
+    assert (config.policy, config.prefix_cache) == ("priority", False)
+
+
+def test_options_are_taken_from_any_object_that_has_them() -> None:
+    @dataclasses.dataclass
+    class More:
+        model: str = "x"
+        kv_tokens: int = 5
+        port: int = 8000
+
+    assert EngineOptions.of(More()) == EngineOptions(model="x", kv_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"durability": "strict"}, "not supported yet"),
+        ({"device": "tpu"}, "device 'tpu' is unknown"),
+        ({"dtype": "int3"}, "dtype 'int3' is unknown"),
+        ({"kernels": "attention"}, "expected operation=kernel"),
+        ({"kernels": "foo=bar"}, "unknown operation 'foo'"),
+        ({"pipeline_depth": 1}, "pipeline_depth 1"),
+    ],
+)
+def test_options_that_cannot_be_met_leave_nothing_behind(
+    tiny: Path, tmp_path: Path, options: dict[str, Any], text: str
+) -> None:
+    options = {"model": str(tiny), "log_dir": str(tmp_path / "log"), "kv_tokens": 512, "device": "cpu", **options}
+    with pytest.raises(ConfigurationError, match=text):
+        build_engine(EngineOptions(**options))
+    assert not (tmp_path / "log").exists()
+
+
+def test_weights_that_cannot_be_read_leave_nothing_behind(tiny: Path, tmp_path: Path) -> None:
+    (tiny / "model.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(ConfigurationError):
+        build_engine(EngineOptions(model=str(tiny), log_dir=str(tmp_path / "log"), device="cpu"))
+    assert not (tmp_path / "log").exists()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    from tests import tiny_models
+
+    tiny_models.make("llama", tmp_path / "tiny")
+    return tmp_path / "tiny"
+
+
+def test_the_log_is_by_default_named_after_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = open_log(EngineOptions(), "smollm2")
+    log.close()
+    assert (tmp_path / "logs" / "smollm2" / "LOCK").is_file()
+
+
+def test_a_torn_tail_is_cut_off_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with EventLog.open(tmp_path / "log") as log:
+        log.append(Admit(t=0, rid="a"))
+        log.append(Admit(t=0, rid="b"))
+    segment = tmp_path / "log" / "00000001.jsonl"
+    segment.write_bytes(segment.read_bytes()[:-9])
+    opened = open_log(EngineOptions(log_dir=str(tmp_path / "log")), "x")
+    assert [event.rid for _, event in opened] == ["a"]
+    opened.close()
+    assert "torn record" in caplog.text
+
+
+def test_a_damaged_log_is_refused_with_its_place(tmp_path: Path) -> None:
+    with EventLog.open(tmp_path / "log") as log:
+        log.append(Admit(t=0, rid="a"))
+        log.append(Admit(t=0, rid="b"))
+    segment = tmp_path / "log" / "00000001.jsonl"
+    segment.write_bytes(segment.read_bytes().replace(b'"rid":"a"', b'"rid":"x"'))
+    with pytest.raises(ConfigurationError, match="00000001.jsonl, line 2"):
+        open_log(EngineOptions(log_dir=str(tmp_path / "log")), "x")
+
+
+def test_a_committed_log_becomes_durable_by_itself(tmp_path: Path) -> None:
+    log = CommittedLog(EventLog.open(tmp_path / "log"), seconds=0.001)
+    log.append(Admit(t=0, rid="a"))
+    segment = tmp_path / "log" / "00000001.jsonl"
+    while not (segment.exists() and b'"rid":"a"' in segment.read_bytes()):
+        pass  # nobody flushes but the log's own thread
+    log.close()
+    assert [event.rid for _, event in EventLog.read(tmp_path / "log")] == ["a"]
+
+
+def test_no_log_numbers_events_and_keeps_none() -> None:
+    log = open_log(EngineOptions(durability="off"), "x")
+    assert isinstance(log, NoLog)
+    assert [log.append(Admit(t=0, rid=rid)) for rid in "ab"] == [1, 2]
+    assert list(log) == [] and log.flush() == 2
+    log.close()

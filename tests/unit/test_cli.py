@@ -1,0 +1,251 @@
+"""The command line: exit codes, one line for wrong use, exactly one JSON object, help that costs nothing."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leftfold.cli import COMMANDS, main
+from leftfold.events import EventLog
+from leftfold.fsm import TRANSITIONS
+from tests.logs import record
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    with EventLog.open(tmp_path / "log") as made:
+        record(made)
+    return str(tmp_path / "log")
+
+
+def run(*arguments: str) -> int:
+    """The exit code, whichever way the command leaves."""
+    try:
+        return main(arguments)
+    except SystemExit as left:
+        assert isinstance(left.code, int)
+        return left.code
+
+
+def flip(log: str) -> None:
+    segment = Path(log) / "00000001.jsonl"
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+
+
+def one_object(text: str) -> Any:
+    assert text.endswith("\n") and text.count("\n") == 1
+    found = json.loads(text)
+    assert isinstance(found, dict)
+    return found
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("nope",),
+        ("--nope",),
+        ("serve", "--nope"),
+        ("serve", "--port", "65536"),
+        ("serve", "--port", "x"),
+        ("serve", "--max-num-seqs", "0"),
+        ("serve", "--kv-memory", "much"),
+        ("serve", "--kv-memory", "1G", "--kv-tokens", "5"),
+        ("serve", "--policy", "magic"),
+        ("serve", "a", "b"),
+        ("replay",),
+        ("replay", "verify"),
+        ("replay", "verify", "/nonexistent/log"),
+        ("replay", "show", "/nonexistent/log"),
+        ("replay", "verify", "x", "--set", "page_size"),
+        ("log", "cat", "/nonexistent/log"),
+        ("log", "stat"),
+        ("log", "verify", "/nonexistent/log"),
+        ("fsm", "--format", "picture"),
+        ("models", "x"),
+        ("chat", "--url", "ftp://x"),
+        ("chat", "--url", "http://127.0.0.1:9"),
+        ("chat", "/nonexistent/model.gguf"),
+    ],
+)
+def test_wrong_use_is_one_line_and_exit_code_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("leftfold") and err.count("\n") == 1
+
+
+def test_no_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 2
+    err = capsys.readouterr().err
+    assert all(f"  {name} " in err for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [None, *COMMANDS])
+def test_every_command_has_help(command: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*([command] if command else []), "--help") == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"usage: leftfold {command or 'COMMAND'}") and len(out.splitlines()) > 5
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["chat", "--help"], ["replay", "--help"]])
+def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        "import sys\nfrom leftfold.cli import main\n"
+        f"try:\n    main({arguments!r})\nexcept SystemExit:\n    pass\n"
+        "print(*sorted({'torch', 'numpy', 'orjson', 'transformers', 'fastapi'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.split() == []
+
+
+def test_replaying_loads_no_torch(log: str) -> None:
+    script = (
+        "import sys\nfrom leftfold.cli import main\n"
+        f"codes = [main([*words, {log!r}]) for words in (('replay', 'verify'), ('replay', 'show'), ('log', 'stat'))]\n"
+        "print(codes, {'torch', 'transformers'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stderr.strip() == "[0, 0, 0] set()"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--version") == 0
+    assert capsys.readouterr().out.startswith("leftfold ")
+
+
+def test_verify_of_a_clean_log(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", "verify", log) == 0
+    text = capsys.readouterr().out
+    assert "events" in text and "steps" in text and "tokens" in text and text.endswith("no divergence\n")
+    assert run("replay", "verify", log, "--json") == 0
+    found = one_object(capsys.readouterr().out)
+    assert set(found) == {"events", "steps", "tokens", "divergence"} and found["divergence"] is None
+    assert found["events"] == len(EventLog.read(log))
+
+
+def test_verify_with_other_settings_names_tick_and_both_plans(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", "verify", log, "--set", "max_batch_tokens=4") == 1
+    text = capsys.readouterr().out
+    assert "divergence at seq 4, field chunks" in text and text.count('"join"') == 2
+    assert run("replay", "verify", log, "--set", "max_batch_tokens=4", "--json") == 1
+    divergence = one_object(capsys.readouterr().out)["divergence"]
+    assert divergence == {"seq": 4, "field": "chunks", "expected": [[0, 8, False]], "got": [[0, 4, False]]}
+
+
+@pytest.mark.parametrize("setting", ["colour=red", "page_size=0", "page_size=many", "policy=magic"])
+def test_settings_that_no_engine_has_are_wrong_use(
+    log: str, setting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("replay", "verify", log, "--set", setting) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1 and setting.partition("=")[0] in err
+
+
+def test_verify_of_a_damaged_log_names_segment_and_line(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(log)
+    assert run("replay", "verify", log) == 1
+    assert "damaged log: 00000001.jsonl, line " in capsys.readouterr().out
+    assert run("replay", "verify", log, "--json") == 1
+    found = one_object(capsys.readouterr().out)
+    assert found["damage"].startswith("00000001.jsonl, line ")
+    assert run("log", "verify", log, "--json") == 1
+    damage = one_object(capsys.readouterr().out)["damage"]
+    assert damage["segment"] == "00000001.jsonl" and damage["line"] > 1
+
+
+@pytest.mark.parametrize("command", [("replay", "show"), ("log", "cat"), ("log", "stat")])
+def test_damage_is_a_finding_for_every_reader(
+    log: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flip(log)
+    assert run(*command, log) == 1
+    assert "line " in capsys.readouterr().err
+    assert run(*command, log, "--json") == 1
+    assert "line " in one_object(capsys.readouterr().out)["error"]
+
+
+def test_show_prints_the_state_and_a_life(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", "show", log) == 0
+    assert "no live requests" in capsys.readouterr().out
+    assert run("replay", "show", log, "--at", "8", "--json") == 0
+    found = one_object(capsys.readouterr().out)
+    assert found["seq"] == 8 and {row["rid"] for row in found["requests"]} == {"a", "b"}
+    assert run("replay", "show", log, "--rid", "a") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "admit" in lines[0] and "finish" in lines[-1]
+    assert run("replay", "show", log, "--rid", "a", "--json") == 0
+    assert one_object(capsys.readouterr().out)["life"][0]["what"] == "admit"
+    assert run("replay", "show", log, "--rid", "zz") == 2
+    assert "no request 'zz'" in capsys.readouterr().err
+
+
+def test_log_cat_prints_records(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("log", "cat", log) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [line["seq"] for line in lines] == list(range(1, len(EventLog.read(log)) + 1))
+    assert run("log", "cat", log, "--from", "2", "--to", "9", "--type", "admit", "--json") == 0
+    assert [row["rid"] for row in one_object(capsys.readouterr().out)["records"]] == ["a", "b"]
+
+
+def test_log_stat_counts(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("log", "stat", log, "--json") == 0
+    found = one_object(capsys.readouterr().out)
+    assert found["events"] == sum(found["types"].values()) == len(EventLog.read(log))
+    assert found["prompt_tokens"] == 10 + 10 + 7 and found["types"]["admit"] == 4
+    assert run("log", "stat", log) == 0
+    assert "forward_done" in capsys.readouterr().out
+
+
+def test_fsm_draws_every_edge_of_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fsm") == 0
+    drawing = capsys.readouterr().out
+    assert drawing.startswith("stateDiagram-v2\n")
+    assert run("fsm", "--format", "table") == 0
+    table = capsys.readouterr().out
+    for (phase, trigger), target in TRANSITIONS.items():
+        assert trigger.value in drawing and trigger.value in table
+        assert f"{phase.name if phase else '[*]'} --> {target.name}: " in drawing
+
+
+def test_models_lists_the_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LEFTFOLD_CACHE", str(tmp_path))
+    assert run("models") == 0
+    assert "no models" in capsys.readouterr().out
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "x.gguf").write_bytes(b"12345")
+    assert run("models", "--json") == 0
+    (row,) = one_object(capsys.readouterr().out)["models"]
+    assert (row["name"], row["bytes"]) == ("tiny", 5)
+
+
+def test_serve_passes_on_what_was_given_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[dict[str, Any]] = []
+    monkeypatch.setattr("leftfold.cli.launch_server", lambda options: given.append(options) or 0)
+    assert run("serve") == 0
+    assert run("serve", "m.gguf", "--port", "0", "--kv-memory", "1.5MiB", "--no-prefix-cache", "--api-key", "k") == 0
+    assert given[0] == {}
+    assert given[1] == {
+        "model": "m.gguf", "port": 0, "kv_memory": 3 << 19, "prefix_cache": False, "api_key": "k",
+    }  # fmt: skip
+
+
+def test_every_serve_flag_is_an_option_of_the_server() -> None:
+    from dataclasses import fields
+
+    from leftfold.commands import serve
+    from leftfold.commands.common import Parser
+    from leftfold.server.options import ServeOptions
+
+    parser = Parser()
+    serve.add_arguments(parser)
+    flags = {action.dest for action in parser._actions} - {"help"}
+    assert flags == {field.name for field in fields(ServeOptions)}

@@ -1,0 +1,167 @@
+"""The offline API on a tiny random model: prompts in, text and usage out; stop strings, choices, streams, the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from leftfold.answer import Completion
+from leftfold.errors import ConfigurationError, EngineError
+from leftfold.events import EventLog, SamplingParams
+from leftfold.hub import ModelNotFound
+from leftfold.llm import LLM
+from leftfold.replay.verify import verify
+from tests import tiny_models
+from tests.tiny_folder import VOCAB_SIZE, write_tokenizer
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=12)
+OPTIONS = {"kv_tokens": 1024, "max_model_len": 256, "threads": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A random Llama with a byte-level tokenizer."""
+    path = tmp_path_factory.mktemp("models") / "tiny"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tiny_models.KINDS, "text", ("Llama", {"vocab_size": VOCAB_SIZE}))
+        torch.set_num_threads(1)
+        tiny_models.make("text", path)
+    return write_tokenizer(path)
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    with LLM(str(folder), **OPTIONS) as made:
+        yield made
+
+
+def idle(llm: LLM) -> bool:
+    """After everything submitted so far was taken: nothing runs or waits, no page is held."""
+    llm.generate("sync", SamplingParams(max_tokens=1), use_tqdm=False)
+    stats = llm.engine.stats()
+    held = stats["num_pages"] - stats["pages_free"] - stats["pages_cached"]
+    return (stats["live"], stats["running"], stats["waiting"], held) == (0, 0, 0, 0)
+
+
+def test_generate_continues_each_prompt_as_it_would_alone(llm: LLM) -> None:
+    prompts = ["Hello", "Once upon a time", "x" * 40]
+    together = llm.generate(prompts, GREEDY, use_tqdm=False)
+    alone = [llm.generate(prompt, GREEDY, use_tqdm=False)[0] for prompt in prompts]
+    assert [answer.token_ids for answer in together] == [answer.token_ids for answer in alone]
+    for prompt, answer in zip(prompts, together, strict=True):
+        assert answer.prompt_token_ids == tuple(llm.tokenizer.encode(prompt))
+        assert answer.usage.prompt_tokens == len(prompt)
+        assert answer.usage.completion_tokens == len(answer.token_ids) <= 12
+        assert answer.text == llm.tokenizer.decode(answer.token_ids)
+        assert answer.finish_reason in ("length", "stop") and answer.error is None
+
+
+def test_a_prompt_may_be_token_ids(llm: LLM) -> None:
+    ids = llm.tokenizer.encode("Hello")
+    text, tokens, many = (
+        llm.generate(prompt, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+        for prompt in ("Hello", ids, [ids, ids])
+    )
+    assert text[0].token_ids == tokens[0].token_ids == many[0].token_ids == many[1].token_ids
+
+
+def test_end_tokens_end_an_answer_unless_they_are_ignored(llm: LLM) -> None:
+    free = llm.generate("abc", SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True), use_tqdm=False)[0]
+    ended = SamplingParams(temperature=0.0, max_tokens=8, stop_token_ids=[free.token_ids[2]])
+    answer = llm.generate("abc", ended, use_tqdm=False)[0]
+    first = free.token_ids.index(free.token_ids[2])
+    assert answer.token_ids == free.token_ids[: first + 1] and answer.finish_reason == "stop"
+    assert len(free.token_ids) == 8 and free.finish_reason == "length"
+
+
+def test_a_stop_string_ends_the_text_before_it_and_the_request_in_the_engine(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    whole = llm.generate("stop here", params, use_tqdm=False)[0]
+    stop = whole.text[5:7]
+    answer = llm.generate("stop here", params, stop=stop, use_tqdm=False)[0]
+    assert answer.text == whole.text[: whole.text.index(stop)] and answer.finish_reason == "stop"
+    assert answer.usage.completion_tokens == len(answer.token_ids) < 60
+    assert whole.token_ids[: len(answer.token_ids)] == answer.token_ids
+    assert idle(llm)
+
+
+def test_choices_are_drawn_apart_and_a_seed_draws_them_again(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=10, n=3, seed=5, ignore_eos=True)
+    first, second = (llm.generate("draw", params, use_tqdm=False) for _ in range(2))
+    assert [answer.token_ids for answer in first] == [answer.token_ids for answer in second]
+    assert len({answer.token_ids for answer in first}) == 3
+
+
+def test_parameters_may_differ_by_prompt(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in (2, 5)]
+    answers = llm.generate(["a", "b"], params, use_tqdm=False)
+    assert [len(answer.token_ids) for answer in answers] == [2, 5]
+    with pytest.raises(ValueError, match="1 sampling parameters for 2 prompts"):
+        llm.generate(["a", "b"], params[:1], use_tqdm=False)
+
+
+def test_chat_renders_the_models_template(llm: LLM) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    (answer,) = llm.chat(messages, GREEDY, use_tqdm=False)
+    assert answer.prompt_token_ids == tuple(llm.tokenizer.encode_chat(messages))
+    assert [same.token_ids for same in llm.chat([messages, messages], GREEDY, use_tqdm=False)] == [answer.token_ids] * 2
+
+
+def test_a_stream_is_the_whole_answer_in_pieces(llm: LLM) -> None:
+    whole = llm.generate("stream me", GREEDY, use_tqdm=False)[0]
+    *pieces, answer = llm.stream("stream me", GREEDY)
+    assert isinstance(answer, Completion) and answer.token_ids == whole.token_ids
+    assert "".join(str(piece) for piece in pieces) == answer.text == whole.text
+
+
+def test_leaving_a_stream_aborts_its_request(llm: LLM) -> None:
+    stream = llm.stream("go on", SamplingParams(max_tokens=200, seed=1, ignore_eos=True))
+    next(stream)
+    stream.close()  # type: ignore[attr-defined]
+    assert idle(llm)
+    assert llm.engine.stats()["finished_abort"] >= 1
+
+
+def test_what_cannot_run_is_an_error_of_its_answer_alone(llm: LLM) -> None:
+    bad, good = llm.generate([[], [1, 2, 3]], GREEDY, use_tqdm=False)  # type: ignore[list-item]
+    assert bad.finish_reason == "error" and bad.error == "prompt is empty" and bad.text == ""
+    assert good.error is None and good.token_ids
+    long = llm.generate([[1] * 300], GREEDY, use_tqdm=False)[0]
+    assert long.error is not None and "max_model_len 256" in long.error
+
+
+def test_progress_is_shown_unless_told_otherwise(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    llm.generate("a", GREEDY)
+    assert "Generating" in capsys.readouterr().err
+    llm.generate("a", GREEDY, use_tqdm=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_log_can_be_kept_replayed_and_gone_on_with(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    for incarnation in (1, 2):
+        with LLM(str(folder), log_dir=str(path), **OPTIONS) as llm:
+            llm.generate(["a", "b"], GREEDY, use_tqdm=False)
+            assert llm.engine.stats()["incarnation"] == incarnation
+    verdict = verify(EventLog.read(path))
+    assert verdict.clean and verdict.steps > 0
+
+
+def test_a_log_in_use_is_refused(folder: Path, tmp_path: Path) -> None:
+    with EventLog.open(tmp_path / "log"), pytest.raises(ConfigurationError, match="in use"):
+        LLM(str(folder), log_dir=str(tmp_path / "log"), **OPTIONS)
+
+
+def test_nothing_can_be_asked_of_a_closed_one(folder: Path) -> None:
+    llm = LLM(str(folder), **OPTIONS)
+    llm.close()
+    with pytest.raises(EngineError):
+        llm.generate("a", GREEDY, use_tqdm=False)
+
+
+def test_a_model_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    with pytest.raises(ModelNotFound, match="no model 'nowhere'"):
+        LLM("nowhere")
