@@ -57,9 +57,14 @@ def _present(record: Any, layout: tuple[tuple[str, Any], ...]) -> dict[str, Any]
     out: dict[str, Any] = {}
     for name, default in layout:
         value = getattr(record, name)
-        if value is default or (not isinstance(value, np.ndarray) and value == default):
+        if value is default:
             continue
-        out[name] = value
+        if type(value) is SamplingParams:
+            encoded = params_json(value)
+            if encoded != b"{}":
+                out[name] = orjson.Fragment(encoded)
+        elif isinstance(value, np.ndarray) or value != default:
+            out[name] = value
     return out
 
 
@@ -71,8 +76,12 @@ def _dumps(record: dict[str, Any]) -> bytes:
 
 
 def params_json(params: SamplingParams) -> bytes:
-    """Sampling parameters as JSON, defaults left out."""
-    return _dumps(_present(params, _LAYOUTS[SamplingParams]))
+    """Sampling parameters as JSON, defaults left out; computed once, since log and digest both need it."""
+    if params._json is None:
+        object.__setattr__(params, "_json", _dumps(_present(params, _LAYOUTS[SamplingParams])))
+    encoded = params._json
+    assert encoded is not None
+    return encoded
 
 
 def _without_epoch(row: Join | End) -> list[Any]:
@@ -133,8 +142,6 @@ def encode(event: Event, seq: int | None = None) -> bytes:
             out["plan"] = orjson.Fragment(plan_json(event.plan))  # type: ignore[union-attr]
         return orjson.dumps(out, _contiguous, _OPTIONS)
     out.update(_present(event, _LAYOUTS[cls]))
-    if "params" in out:
-        out["params"] = orjson.Fragment(params_json(out["params"]))
     return _dumps(out)
 
 

@@ -24,6 +24,8 @@ def digest_of(
     previous: str, plan: Plan, ended: Sequence[int], joined: Sequence[Joined], chunk_tokens: Sequence[TokenArray]
 ) -> str:
     """BLAKE2b-128 over the previous digest, the logged delta and everything hydrated into it; 32 hex digits."""
+    if not (ended or joined or chunk_tokens):
+        return blake2b(previous.encode() + plan_json(plan), digest_size=16).hexdigest()
     parts = [previous.encode(), plan_json(plan)]
     if ended:
         parts.append(canonical(list(ended)))

@@ -49,6 +49,7 @@ class SamplingParams:
     n: int = 1
     grammar: Mapping[str, Any] | None = field(default=None, metadata=CONTENT)
     processors: Sequence[Any] = field(default=(), metadata=PLAIN)
+    _json: bytes | None = field(default=None, init=False, repr=False, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -65,7 +65,8 @@ def _request(state: State, event: Admit, tokens: TokenArray) -> Request:
     request.queue_deadline_at = event.t + event.queue_deadline if event.queue_deadline else 0
     request.reads_cache = state.config.prefix_cache and event.cache != "off"
     request.publishes = state.config.prefix_cache and event.cache == "use"
-    request.root = namespace(generation=state.generation, salt=event.cache_salt)
+    salt = event.cache_salt
+    request.root = namespace(generation=state.generation, salt=salt) if salt else state.root
     return request
 
 
@@ -111,9 +112,9 @@ def _tokens(prompt: Any, vocab_size: int | None) -> TokenArray:
     if tokens.dtype.kind not in "iu":
         raise Refusal("invalid", f"prompt holds {tokens[0]!r}, which is no token id")
     bound = MAX_TOKEN + 1 if vocab_size is None else vocab_size
-    wrong = (tokens < 0) | (tokens >= bound)
-    if wrong.any():
-        at = int(wrong.argmax())
+    unsigned = tokens.view(f"u{tokens.dtype.itemsize}")  # so that one look finds negative ids, too
+    if int(unsigned.max()) >= bound:
+        at = int((unsigned >= bound).argmax())
         raise Refusal("invalid", f"prompt[{at}] is {int(tokens[at])}, outside the vocabulary (0 to {bound - 1})")
     return tokens.astype(np.int32)
 

@@ -41,26 +41,32 @@ def _check_pages(state: State, seats: list[Seat]) -> None:
     unheld = counts.count(0)
     if len(pool.free) + len(pool.cached) != unheld:
         raise InvariantViolation(f"{len(pool.free)} free + {len(pool.cached)} cached pages, {unheld} are not held")
-    keys = pool.keys
-    for page in pool.free:
-        if counts[page] or keys[page] is not None:
-            raise InvariantViolation(f"free page {page} is held {counts[page]} times or findable")
-    for page in pool.cached:
-        if counts[page] or keys[page] is None:
-            raise InvariantViolation(f"cached page {page} is held {counts[page]} times or not findable")
-    for key, page in pool.published.items():
-        if keys[page] != key:
-            raise InvariantViolation(f"page {page} is published under a key that is not its own")
-    if len(keys) - keys.count(None) != len(pool.published):
-        raise InvariantViolation(f"{len(pool.published)} keys are published, not as many as pages have")
+    keys, published = pool.keys, pool.published
+    count_of, key_of = counts.__getitem__, keys.__getitem__
+    if any(map(count_of, pool.free)) or any(map(key_of, pool.free)):
+        wrong = [page for page in pool.free if counts[page] or keys[page] is not None]
+        raise InvariantViolation(f"free pages {wrong} are held {[counts[p] for p in wrong]} times, or findable")
+    if any(map(count_of, pool.cached)) or not all(map(key_of, pool.cached)):
+        wrong = [page for page in pool.cached if counts[page] or keys[page] is None]
+        raise InvariantViolation(f"cached pages {wrong} are held {[counts[p] for p in wrong]} times, or not findable")
+    if list(map(key_of, published.values())) != list(published):
+        wrong = [page for key, page in published.items() if keys[page] != key]
+        raise InvariantViolation(f"pages {wrong} are published under keys that are not their own")
+    if len(keys) - keys.count(None) != len(published):
+        raise InvariantViolation(f"{len(published)} keys are published, not as many as pages have")
 
 
 def _check_slots(state: State, seats: list[Seat]) -> None:
-    slots = sorted([seat.slot for seat in seats] + state.free_slots)
-    _require(slots == list(range(len(state.by_slot))), "slots are not each free or held once", slots)
+    by_slot = state.by_slot
+    slots = [seat.slot for seat in seats] + state.free_slots
+    slots.sort()
+    if slots != list(range(len(by_slot))):
+        raise InvariantViolation(f"slots are not each free or held once: {slots}")
     for seat in seats:
-        _require(state.by_slot[seat.slot] is seat, "slot does not lead to its seat", seat.slot)
-        _require(seat.request.seat is seat, "request does not hold its seat", seat.request.rid)
+        if by_slot[seat.slot] is not seat:
+            raise InvariantViolation(f"slot {seat.slot} does not lead to its seat")
+        if seat.request.seat is not seat:
+            raise InvariantViolation(f"request {seat.request.rid!r} does not hold its seat")
 
 
 def _check_rows(state: State) -> None:
@@ -68,8 +74,9 @@ def _check_rows(state: State) -> None:
     columns, pool, size = state.columns, state.pool, state.config.page_size
     computed_column = columns.computed.tolist()
     last = -1
-    edge = sorted([s.slot for s in state.decoding.seats if computed_column[s.slot] == len(s.pages) * size])
-    _require(edge == sorted(state.at_edge), "rows at the end of their pages are not those noted", edge, state.at_edge)
+    edge = [seat.slot for seat in state.decoding.seats if computed_column[seat.slot] == len(seat.pages) * size]
+    if sorted(edge) != sorted(state.at_edge):
+        raise InvariantViolation(f"rows {edge} are at the end of their pages, {state.at_edge} are noted")
     for seat in state.decoding.seats:
         slot, request = seat.slot, seat.request
         computed, capacity = computed_column[slot], len(seat.pages) * size
@@ -100,12 +107,14 @@ def _check_rows(state: State) -> None:
 def _check_requests(state: State) -> None:
     waiting = 0
     for key, request in state.live.items():
-        _require(request.key == key and request.phase in LIVE, "live request is", key, request.phase)
+        if (request.rid, request.epoch) != key or request.phase not in LIVE:
+            raise InvariantViolation(f"live request {key} is {request.key}, {request.phase}")
         if request.seat is None:
             waiting += 1
-            _require(request.phase in (Phase.WAITING, Phase.PREEMPTED), "unseated request is", key, request.phase)
+            if request.phase not in (Phase.WAITING, Phase.PREEMPTED):
+                raise InvariantViolation(f"request {key} has no seat and is {request.phase}")
     _require(waiting == len(state.waiting), "requests wait that are not in line", waiting, len(state.waiting))
-    tokens = sum(len(request.tokens) for request in state.waiting)
+    tokens = sum([len(request.tokens) for request in state.waiting])
     _require(tokens == state.queued_tokens, "queued tokens are counted wrong", tokens, state.queued_tokens)
     rows = len(state.decoding) + len(state.prefilling)
     _require(rows + waiting == len(state.live), "live requests are neither seated nor in line", rows, waiting)
@@ -122,4 +131,5 @@ def _check_in_flight(state: State) -> None:
         _require(seat.slot in named, "stopping row is named by no step in flight", seat.request.rid)
     for step in state.in_flight:
         for seat in step.rows.decode.seats:
-            _require(state.by_slot[seat.slot] is seat, "step in flight names a slot that was given on", seat.slot)
+            if state.by_slot[seat.slot] is not seat:
+                raise InvariantViolation(f"a step in flight names slot {seat.slot}, which was given on")

@@ -8,6 +8,15 @@ from itertools import islice
 from leftfold.fsm.pages import PagePool
 
 
+def next_pages(pool: PagePool, count: int) -> tuple[list[int], list[int]]:
+    """The next `count` pages of an untouched pool, and those of them that are cached: what a fresh draft takes."""
+    pages = list(islice(pool.free, count))
+    if len(pages) == count:
+        return pages, []
+    evicted = list(islice(pool.cached, count - len(pages)))
+    return pages + evicted, evicted
+
+
 class Draft:
     """What is left of the pool as a plan takes shape. `evicted`: cached pages it drops, in order.
 

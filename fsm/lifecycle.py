@@ -25,6 +25,8 @@ class Phase(Enum):
     STOPPING = "stopping"
     FINISHED = "finished"
 
+    __hash__ = object.__hash__  # members are singletons; the default hashes the name anew at every look-up
+
 
 class Trigger(Enum):
     """What moves a request. `END` means: ended by a result, an abort or a deadline."""
@@ -55,6 +57,8 @@ class Trigger(Enum):
     REQUEUE_TOKENS = "executor lost or started, has tokens"
     REQUEUE_HELD = "executor lost or started, must prepare"
     PEER_GONE = "executor lost or started, peer gone"
+
+    __hash__ = object.__hash__
 
 
 _P, _T = Phase, Trigger

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from leftfold.events.plan import Chunk, End, Evict, Grow, Join, Plan
-from leftfold.fsm.draft import Draft
+from leftfold.fsm.draft import Draft, next_pages
 from leftfold.fsm.effects import FinishReason
 from leftfold.fsm.limits import demand
 from leftfold.fsm.prefix import extend_keys
@@ -34,15 +34,15 @@ def decide(state: State, t: int) -> Plan | None:
 
 def _same_rows(state: State) -> Plan:
     """One more token for every row; a page for those that need one."""
-    if not state.at_edge:
+    needing = state.at_edge
+    if not needing:
         return Plan(step=state.next_step)
-    draft = Draft(state.pool)
-    grow = Grow(state.at_edge, draft.take(len(state.at_edge)))
-    return Plan(step=state.next_step, grow=(grow,), evict=_evictions(draft))
+    pages, evicted = next_pages(state.pool, len(needing))
+    return Plan(step=state.next_step, grow=(Grow([*needing], pages),), evict=_evictions(evicted))
 
 
-def _evictions(draft: Draft | None) -> Sequence[Evict]:
-    return (Evict("device", 0, draft.evicted),) if draft is not None and draft.evicted else ()
+def _evictions(pages: Sequence[int]) -> Sequence[Evict]:
+    return (Evict("device", 0, pages),) if pages else ()
 
 
 def _plans_rows(state: State) -> bool:
@@ -100,7 +100,7 @@ class _Planner:
             preempt=[seat.slot for seat in self.victims],
             chunks=self.chunks,
             grow=self.grow,
-            evict=_evictions(self._draft),
+            evict=_evictions(self._draft.evicted) if self._draft is not None else (),
             ends=self.ends,
         )
 
@@ -174,7 +174,7 @@ class _Planner:
         if request.reads_cache:
             extend_keys(request.keys, request.root, tokens, max((len(tokens) - 1) // size, len(request.keys)), size)
             found = draft.find(request.keys[: (len(tokens) - 1) // size])
-            found = found[: self._matching(tokens, found)]
+            found = found[: self._matching(tokens, found)] if found else found
         # room for the first new token too, so that a request is not admitted only to be preempted at once
         wanted = demand(min(len(tokens) + 1, request.limit - 1), size) - len(found)
         if wanted > draft.usable - draft.unheld(found):

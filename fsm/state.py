@@ -12,6 +12,7 @@ from leftfold.fsm.columns import Columns
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.policy import POLICIES, Policy
+from leftfold.fsm.prefix import namespace
 from leftfold.fsm.queue import SortedQueue
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import EMPTY, RowSet, StepRows
@@ -40,7 +41,9 @@ class InFlight:
 
     def __init__(self, step: int, digest: str, rows: StepRows, ended: list[int] | None = None) -> None:
         self.step = step
-        self.expected = len(rows.decode) + sum([chunk.samples for chunk in rows.chunks])
+        self.expected = len(rows.decode.seats)
+        if rows.chunks:
+            self.expected += sum([chunk.samples for chunk in rows.chunks])
         self.digest = digest
         self.rows = rows
         self.ended = ended or []
@@ -62,6 +65,7 @@ class State:
         self.executor_present = True
         self.incarnation = 0
         self.generation = 0
+        self.root = namespace(generation=0)
         self.requests: dict[str, Request] = {}
         self.live: dict[tuple[str, int], Request] = {}
         self.finished: deque[Request] = deque()

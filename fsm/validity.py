@@ -14,7 +14,7 @@ from leftfold.fsm.state import Gate, State
 
 def refuse_invalid(state: State, plan: Plan) -> None:
     """Raises `PlanRefused`, which names field and value; the state is unchanged."""
-    leaving = _ending(state, plan)
+    leaving = _ending(state, plan) if plan.ends else []
     if plan.step is None:
         if plan.join or plan.preempt or plan.chunks or plan.grow or plan.evict or plan.ops:
             raise PlanRefused("step is missing in a plan that has rows or pages")
@@ -159,19 +159,23 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Every decoding row has a page for its next position; limits of rows and tokens hold."""
-    needing = state.at_edge
+    needing, decoding = state.at_edge, len(state.decoding.seats)
     if leaving:
         left = [seat.slot for seat in leaving]
         needing = [slot for slot in needing if slot not in left]
-    grown = [slot for row in plan.grow for slot in as_list(row.slots)]
+        decoding -= sum(slot not in state.prefilling for slot in left)
+    grown: list[int] = []
+    for slots, pages in plan.grow:
+        grown += as_list(slots)
+        if len(slots) != len(pages):
+            raise PlanRefused(f"grow: {len(slots)} slots get {len(pages)} pages")
     if needing != grown:
         raise PlanRefused(f"grow: slots {grown} get pages, slots {needing} need them")
-    if any(len(row.slots) != len(row.pages) for row in plan.grow):
-        raise PlanRefused("grow: slots and pages differ in number")
     config = state.config
-    decoding = len(state.decoding) - sum(seat.slot not in state.prefilling for seat in leaving)
-    rows = decoding + len(plan.chunks)
-    tokens = decoding + sum([chunk.length for chunk in plan.chunks])
+    rows, tokens = decoding, decoding
+    for _, length, _ in plan.chunks:
+        rows += 1
+        tokens += length
     if rows > config.max_running or tokens > config.max_batch_tokens:
         raise PlanRefused(f"step {plan.step}: {rows} rows with {tokens} tokens are over the limits")
     if not tokens:

@@ -10,7 +10,7 @@ import argparse
 import gc
 import json
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from time import perf_counter
 
 import numpy as np
@@ -22,8 +22,6 @@ from leftfold.fsm import Config, State, apply, decide, step
 
 PAGE = 16
 PROMPT = 64
-LIFETIME = 200
-"""Steps a row lives under churn of 1 / LIFETIME."""
 WARM_UP = 20
 
 
@@ -92,9 +90,10 @@ class _Engine:
 
     def __init__(self, rows: int, steps: int, churn: float) -> None:
         self.rows = rows
-        self.churn = churn
+        self.life = round(1 / churn) if churn else PROMPT + steps + WARM_UP  # steps a row lives
+        self.steady = False
         self.rng = np.random.default_rng(0)
-        length = PROMPT + PAGE + (LIFETIME if churn else steps + WARM_UP) + 8
+        length = PROMPT + 2 * PAGE + self.life
         pages = rows * (length // PAGE + 2) + 2048
         self.log = EventLog.memory()
         self.state = State(
@@ -102,52 +101,47 @@ class _Engine:
         )
         self.t = 0
         self.admitted = 0
-        self.due = 0.0
         self._fill_cache()
-        lives = [1 + (index * LIFETIME) // rows if churn else length for index in range(rows)]
-        for life in lives:
-            self._admit(PROMPT + self.admitted % PAGE, life + 1)
-        while len(self.state.decoding) < rows and self.state.waiting or self.state.prefilling:
+        for index in range(rows):
+            self._admit(self.life - index * self.life // rows if churn else self.life)
+        while self.state.waiting or self.state.prefilling:
             self.step()
+        self.steady = bool(churn)
 
     def _fill_cache(self) -> None:
         """Every page of the pool is cached when the rows join."""
-        per_request = 256
-        for _ in range(self.state.config.num_pages // per_request + 1):
-            self._admit(min(per_request, self.state.config.num_pages) * PAGE, 1)
+        prompt = min(4096, self.state.config.num_pages * PAGE)
+        for _ in range(self.state.config.num_pages * PAGE // prompt + 1):
+            self._admit(1, prompt)
             while self.state.live:
                 self.step()
         assert not self.state.pool.free, "the pool is not full of cached pages"
 
-    def _admit(self, prompt_len: int, max_tokens: int) -> None:
+    def _admit(self, max_tokens: int, prompt_len: int | None = None) -> None:
+        self._take(self._arrival(max_tokens, prompt_len))
+
+    def _arrival(self, max_tokens: int, prompt_len: int | None = None) -> Admit:
+        if prompt_len is None:
+            prompt_len = PROMPT + self.admitted % PAGE
         prompt = self.rng.integers(0, 50_000, prompt_len, dtype=np.int32)
         params = SamplingParams(max_tokens=max_tokens, stop_token_ids=(50_001,))
-        event = Admit(t=self.t, rid=f"r{self.admitted}", prompt=prompt, params=params)
         self.admitted += 1
+        return Admit(t=self.t, rid=f"r{self.admitted}", prompt=prompt, params=params)
+
+    def _take(self, event: Admit) -> None:
         self.log.append(event)
         step(self.state, event)
-
-    def _arrivals(self) -> Callable[[], None]:
-        """What arrives in this step, drawn before the clock runs."""
-        self.due += self.rows * self.churn
-        count = min(int(self.due), self.rows - len(self.state.decoding) - len(self.state.prefilling))
-        self.due -= int(self.due)
-
-        def admit() -> None:
-            for _ in range(count):
-                self._admit(PROMPT + self.admitted % PAGE, LIFETIME)
-
-        return admit
 
     def step(self) -> float:
         """One decode step; seconds it took."""
         state, log = self.state, self.log
         tokens = self.rng.integers(0, 50_000, self.rows + 64, dtype=np.int32)
         self.t += 1000
-        arrivals = self._arrivals() if self.churn and self.admitted > self.rows else None
+        ended = self.rows - len(state.live) if self.steady else 0
+        arrivals = [self._arrival(self.life) for _ in range(ended)]
         begun = perf_counter()
-        if arrivals is not None:
-            arrivals()
+        for arrival in arrivals:
+            self._take(arrival)
         plan = decide(state, self.t)
         assert plan is not None
         tick = Tick(t=self.t, plan=plan)
