@@ -209,7 +209,7 @@ def _from_hub(model: str, progress: bool) -> Path:
     if (target / "config.json").is_file():
         return target
     from huggingface_hub import snapshot_download
-    from huggingface_hub.utils import disable_progress_bars, enable_progress_bars
+    from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     (enable_progress_bars if progress else disable_progress_bars)()
     try:

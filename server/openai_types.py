@@ -22,7 +22,7 @@ def _is_int(value: Any) -> bool:
 
 
 def _problem(text: str) -> PydanticCustomError:
-    return PydanticCustomError("invalid", text)  # type: ignore[arg-type]
+    return PydanticCustomError("invalid", text)
 
 
 def _stops(value: Any) -> Any:

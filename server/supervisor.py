@@ -91,7 +91,7 @@ class Supervisor:
         life = asyncio.create_task(self._live())
         asked = asyncio.create_task(self._asked_to_stop.wait())
         try:
-            await asyncio.wait({life, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await _first(life, asked)
             if life.done():
                 life.result()
             await self._drain()
@@ -115,14 +115,14 @@ class Supervisor:
         ended = asyncio.create_task(process.wait())
         reporter: asyncio.Task[None] | None = None
         try:
-            await asyncio.wait({client.ready, ended, receiver}, return_when=asyncio.FIRST_COMPLETED)
+            await _first(client.ready, ended, receiver)
             if ended.done():
                 await asyncio.wait({client.ready}, timeout=_ANSWER_SECONDS)  # its last words may still be on the way
             if not client.ready.done():
                 raise _Broken(f"the engine process ended with code {process.returncode} before it was ready")
             self._open(Service(client, tokenizer, client.ready.result()))
             reporter = asyncio.create_task(report_throughput(client))
-            await asyncio.wait({ended, receiver}, return_when=asyncio.FIRST_COMPLETED)
+            await _first(ended, receiver)
             raise self._broken(process.returncode)
         except EngineGone as error:
             raise _Refused(str(error)) from error
@@ -164,7 +164,7 @@ class Supervisor:
         """Nobody new, and a while for those who are being answered; a second signal cuts it short."""
         self._state.phase = "draining"
         enough = [asyncio.create_task(event.wait()) for event in (self._state.idle, self._asked_again)]
-        await asyncio.wait(enough, timeout=self._options.shutdown_timeout, return_when=asyncio.FIRST_COMPLETED)
+        await _first(*enough, patience=self._options.shutdown_timeout)
         for task in enough:
             task.cancel()
 
@@ -203,6 +203,11 @@ def _http_config(state: ServerState) -> uvicorn.Config:
 def _set_up_logging() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+
+
+async def _first(*futures: asyncio.Future[Any], patience: float | None = None) -> None:
+    """Waits until one of `futures` is done, for `patience` seconds at most."""
+    await asyncio.wait(futures, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -125,7 +125,7 @@ _FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
     Failed: (("message", str),),
     Stats: (("call", int), ("values", dict)),
 }
-_ROW = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)))
+_ROW: Sequence[Any] = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)))
 
 
 def _output(row: Any) -> Output:
