@@ -70,6 +70,7 @@ class OracleExecutor:
         self._memory = [self._blank[:] for _ in range(self.num_pages)]
         self._rows: dict[int, _Row] = {}  # by slot, in the order they joined
         self._digest = START
+        self._last_step: int | None = None
 
     def fail_next(self, text: str, rows: tuple[int, ...] = ()) -> None:
         """Let the next step fail after its deltas, as a fault of the device would."""
@@ -95,6 +96,9 @@ class OracleExecutor:
 
     def _apply_deltas(self, plan: ExecutionPlan) -> None:
         delta, rows = plan.plan, self._rows
+        if delta.base not in (None, self._last_step) or delta.width != 1:
+            raise PlanError(f"base {delta.base} (the last step was {self._last_step}) or width {delta.width}")
+        self._last_step = delta.step
         for slot in plan.ended:
             del rows[slot]
         for slot in delta.preempt:
@@ -104,7 +108,7 @@ class OracleExecutor:
         for grow in delta.grow:
             for slot, page in zip(_ints(grow.slots), _ints(grow.pages), strict=True):
                 rows[slot].pages.append(page)
-                self._memory[page][:] = self._blank
+                self._wipe(page, 0)
         for operation in delta.ops:
             if not isinstance(operation, Copy):
                 raise PlanError(f"the oracle does not know the operation {operation}")
@@ -120,8 +124,13 @@ class OracleExecutor:
         self._rows[joined.slot] = row = _Row(joined)
         full, rest = divmod(joined.start, self.page_size)
         for page in row.pages[full:]:
-            self._memory[page][rest:] = self._blank[rest:]
+            self._wipe(page, rest)
             rest = 0
+
+    def _wipe(self, page: int, offset: int) -> None:
+        if page < 0:
+            raise PlanError(f"page {page} is granted; pages count from 0")
+        self._memory[page][offset:] = self._blank[offset:]
 
     def _work(self, plan: ExecutionPlan) -> tuple[Collection[_Row], list[tuple[_Row, array[int], bool]]]:
         """The decode rows, and the chunks with their input and whether they draw; both in plan order."""
