@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from leftfold.fsm.errors import InvariantViolation
-from leftfold.fsm.lifecycle import LIVE, Phase
+from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import demand
 
 if TYPE_CHECKING:
@@ -23,37 +23,40 @@ def check(state: State) -> None:
     _check_in_flight(state)
 
 
-def _require(condition: bool, text: str, *values: object) -> None:
-    if not condition:
-        raise InvariantViolation(f"{text}: {', '.join(map(repr, values))}")
-
-
 def _check_pages(state: State, seats: list[Seat]) -> None:
     """free + cached + held = pool, page by page; what can be found is full, keyed once, and nobody writes to it."""
     pool = state.pool
+    free, cached = pool.free, pool.cached
     counts = [0] * len(pool)
+    held: list[int] = []
     for seat in seats:
-        for page in seat.pages:
-            counts[page] += 1
+        held += seat.pages
+    for page in held:
+        counts[page] += 1
     if counts != pool.refs:
         wrong = [page for page, count in enumerate(counts) if count != pool.refs[page]]
         raise InvariantViolation(f"pages {wrong} are held {[counts[p] for p in wrong]} times, not as refs say")
-    unheld = counts.count(0)
-    if len(pool.free) + len(pool.cached) != unheld:
-        raise InvariantViolation(f"{len(pool.free)} free + {len(pool.cached)} cached pages, {unheld} are not held")
-    keys, published = pool.keys, pool.published
-    count_of, key_of = counts.__getitem__, keys.__getitem__
-    if any(map(count_of, pool.free)) or any(map(key_of, pool.free)):
-        wrong = [page for page in pool.free if counts[page] or keys[page] is not None]
-        raise InvariantViolation(f"free pages {wrong} are held {[counts[p] for p in wrong]} times, or findable")
-    if any(map(count_of, pool.cached)) or not all(map(key_of, pool.cached)):
-        wrong = [page for page in pool.cached if counts[page] or keys[page] is None]
-        raise InvariantViolation(f"cached pages {wrong} are held {[counts[p] for p in wrong]} times, or not findable")
-    if list(map(key_of, published.values())) != list(published):
+    if len(free) + len(cached) != counts.count(0):
+        raise InvariantViolation(f"{len(free)} free + {len(cached)} cached pages, {counts.count(0)} are not held")
+    if not free.keys().isdisjoint(held) or not cached.keys().isdisjoint(held):
+        raise InvariantViolation(f"held pages {[page for page in held if page in free or page in cached]} are unheld")
+    _check_keys(state, held)
+
+
+def _check_keys(state: State, held: list[int]) -> None:
+    """Keys and published pages are one to one; unheld pages are cached if they have a key, else free."""
+    pool = state.pool
+    free, cached, keys, published = pool.free, pool.cached, pool.keys, pool.published
+    if list(map(keys.__getitem__, published.values())) != list(published):
         wrong = [page for key, page in published.items() if keys[page] != key]
         raise InvariantViolation(f"pages {wrong} are published under keys that are not their own")
-    if len(keys) - keys.count(None) != len(published):
-        raise InvariantViolation(f"{len(published)} keys are published, not as many as pages have")
+    if not all(map(keys.__getitem__, cached)):
+        raise InvariantViolation(f"cached pages {[page for page in cached if keys[page] is None]} are not findable")
+    if any(map(keys.__getitem__, free)):
+        raise InvariantViolation(f"free pages {[page for page in free if keys[page] is not None]} are findable")
+    findable = sum([keys[page] is not None for page in dict.fromkeys(held)])
+    if len(cached) + findable != len(published):
+        raise InvariantViolation(f"{len(published)} keys are published, {len(cached)} cached pages and {findable} more")
 
 
 def _check_slots(state: State, seats: list[Seat]) -> None:
@@ -72,7 +75,7 @@ def _check_slots(state: State, seats: list[Seat]) -> None:
 def _check_rows(state: State) -> None:
     """Rows are in join order, within their pages, and write only to pages that are theirs alone."""
     columns, pool, size = state.columns, state.pool, state.config.page_size
-    computed_column = columns.computed.tolist()
+    computed_column, bases = columns.computed.tolist(), columns.base.tolist()
     last = -1
     edge = [seat.slot for seat in state.decoding.seats if computed_column[seat.slot] == len(seat.pages) * size]
     if sorted(edge) != sorted(state.at_edge):
@@ -89,8 +92,8 @@ def _check_rows(state: State) -> None:
             raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
         if computed < capacity:
             page = seat.pages[-1]
-            if int(columns.base[slot]) + computed != page * size + computed % size:
-                raise InvariantViolation(f"row {request.rid!r} writes to {int(columns.base[slot])}, not page {page}")
+            if bases[slot] + computed != page * size + computed % size:
+                raise InvariantViolation(f"row {request.rid!r} writes to {bases[slot] + computed}, not page {page}")
             if pool.refs[page] != 1 or pool.keys[page] is not None:
                 raise InvariantViolation(f"row {request.rid!r} writes to page {page}, which is shared")
     for slot, seat in state.prefilling.items():
@@ -105,31 +108,37 @@ def _check_rows(state: State) -> None:
 
 
 def _check_requests(state: State) -> None:
-    waiting = 0
+    """Live requests are seated or in line, each once."""
+    waiting, tokens = 0, 0
     for key, request in state.live.items():
-        if (request.rid, request.epoch) != key or request.phase not in LIVE:
-            raise InvariantViolation(f"live request {key} is {request.key}, {request.phase}")
+        phase = request.phase
+        if (request.rid, request.epoch) != key or phase is Phase.STOPPING or phase is Phase.FINISHED or phase is None:
+            raise InvariantViolation(f"live request {key} is {request.key}, {phase}")
         if request.seat is None:
             waiting += 1
-            if request.phase not in (Phase.WAITING, Phase.PREEMPTED):
-                raise InvariantViolation(f"request {key} has no seat and is {request.phase}")
-    _require(waiting == len(state.waiting), "requests wait that are not in line", waiting, len(state.waiting))
-    tokens = sum([len(request.tokens) for request in state.waiting])
-    _require(tokens == state.queued_tokens, "queued tokens are counted wrong", tokens, state.queued_tokens)
-    rows = len(state.decoding) + len(state.prefilling)
-    _require(rows + waiting == len(state.live), "live requests are neither seated nor in line", rows, waiting)
-    _require(rows <= state.config.rows, "more rows than allowed", rows)
+            tokens += len(request.tokens)
+            if phase is not Phase.WAITING and phase is not Phase.PREEMPTED:
+                raise InvariantViolation(f"request {key} has no seat and is {phase}")
+    if waiting != len(state.waiting) or tokens != state.queued_tokens:
+        line = f"{len(state.waiting)} requests with {state.queued_tokens} tokens are in line"
+        raise InvariantViolation(f"{line}, {waiting} with {tokens} have no seat")
+    rows = len(state.decoding.seats) + len(state.prefilling)
+    if rows + waiting != len(state.live) or rows > state.config.rows:
+        raise InvariantViolation(f"{rows} rows (at most {state.config.rows}) and {waiting} waiting: {list(state.live)}")
     for seat in state.stopping:
-        _require(seat.request.phase is Phase.STOPPING, "stopping seat's request is", seat.request.phase)
+        if seat.request.phase is not Phase.STOPPING:
+            raise InvariantViolation(f"request {seat.request.rid!r} is stopping and {seat.request.phase}")
 
 
 def _check_in_flight(state: State) -> None:
-    depth = state.config.pipeline_depth
-    _require(len(state.in_flight) <= depth + 1, "more steps in flight than depth + 1", len(state.in_flight))
-    named = [slot for step in state.in_flight for slot in step.ended]
-    for seat in state.stopping:
-        _require(seat.slot in named, "stopping row is named by no step in flight", seat.request.rid)
-    for step in state.in_flight:
+    """No more steps in flight than allowed; what they name keeps its slot, and nothing else is stopping."""
+    by_slot, in_flight = state.by_slot, state.in_flight
+    if len(in_flight) > state.config.pipeline_depth + 1:
+        raise InvariantViolation(f"{len(in_flight)} steps are in flight at depth {state.config.pipeline_depth}")
+    for step in in_flight:
         for seat in step.rows.decode.seats:
-            if state.by_slot[seat.slot] is not seat:
+            if by_slot[seat.slot] is not seat:
                 raise InvariantViolation(f"a step in flight names slot {seat.slot}, which was given on")
+    for seat in state.stopping:
+        if not any(seat.slot in step.ended for step in in_flight):
+            raise InvariantViolation(f"stopping request {seat.request.rid!r} is named by no step in flight")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from leftfold.events.plan import IntArray
@@ -30,15 +32,13 @@ class Columns:
         self.watch: IntArray = np.zeros(1, np.int64)
         self.watching = 0
 
-    def watch_for(self, stops: frozenset[int], change: int) -> None:
-        """A request with these stop ids begins (`change` 1) or ceases (-1) to run."""
-        for token in sorted(stops):
-            if token >= WATCHED:
-                return
-            if token + 1 >= len(self.watch):
-                self.watch = np.concatenate((self.watch, np.zeros(token + 2 - len(self.watch), np.int64)))
+    def watch_for(self, stops: Sequence[int], change: int) -> None:
+        """A request that stops at these ids (ascending) begins (`change` 1) or ceases (-1) to run."""
+        if stops and stops[-1] + 1 >= len(self.watch):
+            self.watch = np.concatenate((self.watch, np.zeros(stops[-1] + 2 - len(self.watch), np.int64)))
+        for token in stops:
             self.watch[token] += change
-            self.watching += change
+        self.watching += change * len(stops)
 
     def copy(self) -> Columns:
         """An independent copy."""

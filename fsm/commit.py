@@ -63,10 +63,7 @@ def _commit(state: State, flight: InFlight, tokens: IntArray, outputs: Outputs) 
     if rows.chunks:
         _commit_chunks(state, flight, tokens[decoded:].tolist(), outputs, over)
     if over:
-        for reason in FinishReason:
-            ended = [request for request, why in over if why is reason]
-            if ended:
-                end(state, ended, reason)
+        end(state, over)
 
 
 def _commit_decode(
@@ -168,9 +165,7 @@ def _store_chunk(state: State, chunk: ChunkRow) -> None:
     size, seat = state.config.page_size, chunk.seat
     end = chunk.start + chunk.length
     first, full = chunk.start // size, end // size
-    pages = np.array(seat.pages[first : -(-end // size)], np.int64)
-    places = (pages[:, None] * size + np.arange(size)).reshape(-1)
-    state.pool.flat[places[chunk.start - first * size : end - first * size]] = chunk.tokens
+    state.pool.store(seat.pages, chunk.start, chunk.tokens)
     state.columns.computed[seat.slot] = end
     if seat.request.publishes and full > first:
         request = seat.request

@@ -22,23 +22,23 @@ def end_with_output(
 ) -> None:
     """End a live request in any phase, with a terminal output that carries no tokens."""
     outputs.parts.append(closing_output(request, state.known(request), reason, error, keep))
-    end(state, (request,), reason)
+    end(state, ((request, reason),))
 
 
-def end(state: State, requests: Sequence[Request], reason: FinishReason) -> None:
+def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
     """End live requests whose terminal output has been told."""
-    seats = [request.seat for request in requests if request.seat is not None]
+    seats = [request.seat for request, _ in over if request.seat is not None]
     if seats:
         leave_rows(state, seats)
         state.left += [seat.slot for seat in seats]
-    for request in requests:
+    for request, reason in over:
         del state.live[request.key]
         _drop_deadlines(state, request)
         state.count(f"finished_{reason.value}")
         if request.seat is None:
             dequeue(state, request)
             _gone(state, request, Trigger.END)
-        elif _mark_in_flight(state, request.seat):
+        elif state.in_flight and _mark_in_flight(state, request.seat):
             state.stopping.append(request.seat)
             advance(request, Trigger.END_IN_FLIGHT)
         else:
@@ -88,7 +88,8 @@ def forget(state: State, request: Request) -> None:
 def _drop_deadlines(state: State, request: Request) -> None:
     if request.deadline_at:
         state.deadlines.remove((request.deadline_at, request.arrival, 0))
-    drop_queue_deadline(state, request)
+    if request.queue_deadline_at:
+        drop_queue_deadline(state, request)
 
 
 def drop_queue_deadline(state: State, request: Request) -> None:

@@ -44,7 +44,7 @@ def _preempt(state: State, slot: int) -> None:
 
 def _join(state: State, row: Join) -> Joined:
     request = state.live[row.rid, row.epoch]
-    pages, pool, size = [int(page) for page in row.pages[0]], state.pool, state.config.page_size
+    pages, pool, size = [*as_list(row.pages[0])], state.pool, state.config.page_size
     shared = row.start // size
     extend_keys(request.keys, request.root, request.tokens, shared, size)  # nobody may have decided here
     dequeue(state, request)

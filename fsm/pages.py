@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from leftfold.events.plan import TokenArray
 from leftfold.fsm.errors import InvariantViolation
 
 
@@ -84,6 +85,20 @@ class PagePool:
                 (self.free if keys[page] is None else self.cached)[page] = None
             elif left < 0:
                 raise InvariantViolation(f"page {page} was released more often than it was held")
+
+    def store(self, pages: Sequence[int], start: int, tokens: TokenArray) -> None:
+        """Mirror `tokens` at positions from `start` of a row that holds `pages`: whole pages at once."""
+        size, at, end = self.page_size, start, start + len(tokens)
+        while at < end:
+            number, within = divmod(at, size)
+            whole = 0 if within else (end - at) // size
+            taken = whole * size or min(size - within, end - at)
+            piece = tokens[at - start : at - start + taken]
+            if whole:
+                self.tokens[pages[number : number + whole]] = piece.reshape(whole, size)
+            else:
+                self.tokens[pages[number], within : within + taken] = piece
+            at += taken
 
     def publish(self, full: Iterable[tuple[int, bytes]]) -> None:
         """Make full pages findable by key; one whose key is already published stays private to its row."""

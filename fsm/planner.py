@@ -177,9 +177,10 @@ class _Planner:
             found = found[: self._matching(tokens, found)] if found else found
         # room for the first new token too, so that a request is not admitted only to be preempted at once
         wanted = demand(min(len(tokens) + 1, request.limit - 1), size) - len(found)
-        if wanted > draft.usable - draft.unheld(found):
+        if wanted > draft.usable - (draft.unheld(found) if found else 0):
             return False
-        draft.share(found)
+        if found:
+            draft.share(found)
         granted = draft.take(demand(len(tokens), size) - len(found))
         slot = self.free_slots[-1 - len(self.joins)]
         start = len(found) * size

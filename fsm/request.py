@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from leftfold.events.plan import TokenArray
 from leftfold.events.types import SamplingParams
+from leftfold.fsm.columns import WATCHED
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.policy import Rank
 
@@ -42,7 +43,7 @@ class Request:
     __slots__ = (
         "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "limit", "params", "phase",
         "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
-        "seat", "stops", "tenant", "tokens",
+        "seat", "stops", "tenant", "tokens", "watched",
     )  # fmt: skip
 
     phase: Phase | None
@@ -56,6 +57,7 @@ class Request:
         self.prompt_len = len(tokens)
         self.params = params
         self.stops = frozenset(params.stop_token_ids)
+        self.watched = tuple(sorted([token for token in self.stops if token < WATCHED]))
         self.phase = None
         self.priority = 0
         self.tenant = ""

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 
 from leftfold.events.plan import TokenArray
-from leftfold.fsm.columns import WATCHED
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.state import State
@@ -25,8 +24,8 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
     request.seat = seat
     state.by_slot[slot] = seat
     state.columns.computed[slot] = start
-    if request.stops:
-        state.columns.watch_for(request.stops, 1)
+    if request.watched:
+        state.columns.watch_for(request.watched, 1)
     state.prefilling[slot] = seat
     return seat
 
@@ -52,8 +51,8 @@ def release(state: State, seat: Seat) -> None:
     state.by_slot[seat.slot] = None
     state.pool.release(seat.pages)
     state.free_slots.append(seat.slot)
-    if request.stops:
-        state.columns.watch_for(request.stops, -1)
+    if request.watched:
+        state.columns.watch_for(request.watched, -1)
 
 
 def gather(state: State, seat: Seat) -> TokenArray:
@@ -94,7 +93,7 @@ def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
     """Set the columns of a row that has its first token, `computed` positions behind it."""
     columns, size, slot, request = state.columns, state.config.page_size, seat.slot, seat.request
     seat.edge = (computed // size + 1) * size
-    seat.final = request.limit - 1 if not request.stops or max(request.stops) < WATCHED else 0
+    seat.final = request.limit - 1 if len(request.watched) == len(request.stops) else 0
     if request.publishes:
         extend_keys(request.keys, request.root, request.tokens, computed // size, size)
         seat.parent = request.keys[computed // size - 1] if computed >= size else request.root
