@@ -58,8 +58,8 @@ class Life(Listener):
 @settings(max_examples=60)
 @given(
     wishes=WISHES,
-    crashes=st.sets(st.integers(2, 60), max_size=3),
-    failures=st.sets(st.integers(2, 60), max_size=3),
+    crashes=st.sets(st.integers(2, 60), max_size=2),  # a third in a row ends the rows it names
+    failures=st.sets(st.integers(2, 60), max_size=2),  # so does a third of a lone row
     stops=st.lists(st.integers(1, 30), max_size=2),
 )
 def test_tokens_survive_crashes_failed_steps_restarts_and_aborts_of_others(
@@ -89,8 +89,9 @@ def test_tokens_survive_crashes_failed_steps_restarts_and_aborts_of_others(
             if len(ends) == len(heard):
                 made.stop()
             made.run()
-        log = EventLog.read(path)
-        verdict = verify(log)
+        after = engine(Listener(), log=EventLog.open(path), executor=executor)
+        after.close()
+        verdict = verify(EventLog.read(path))
     assert verdict.clean, verdict.describe()
     for index, wish in enumerate(wishes):
         expected = alone(wish.prompt, wish.max_tokens)
@@ -98,7 +99,7 @@ def test_tokens_survive_crashes_failed_steps_restarts_and_aborts_of_others(
         assert got == expected[: len(got)]
         assert why == "length" if not wish.abort_after or len(got) == wish.max_tokens else why in ("abort", "length")
         assert why != "length" or len(got) == len(expected)
-    stats = made.stats()
-    assert (stats["running"], stats["waiting"], stats["live"]) == (0, 0, 0)
-    assert stats["pages_free"] + stats["pages_cached"] == CONFIG.num_pages
-    made.state.check()
+    stats = after.stats()
+    assert (stats["running"], stats["waiting"], stats["live"], stats["stopping"]) == (0, 0, 0, 0)
+    assert stats["pages_free"] == CONFIG.num_pages
+    after.state.check()

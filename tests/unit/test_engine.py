@@ -395,6 +395,29 @@ def test_shutdown_finishes_what_lives_refuses_the_rest_and_ends_the_run() -> Non
     assert [(ack.call, ack.ok) for ack in listener.acks] == [("bye", True)]
 
 
+def test_shutdown_ends_at_its_deadline_and_what_lives_is_for_the_next_start(tmp_path: Path) -> None:
+    listener, over = Listener(), threading.Event()
+    log = EventLog.open(tmp_path / "log")
+    made = engine(listener, log=log, executor=Spied(before=lambda plan: over.wait(60) and None))
+    inner = made.on_effects
+
+    def tell(effects: Any) -> None:
+        assert inner is not None
+        inner(effects)
+        if effects.acks:
+            over.set()
+
+    made.on_effects = tell
+    admit(made, "a")
+    made.submit(Shutdown, call="bye", deadline=20_000)
+    made.run()
+    assert [(ack.call, ack.ok) for ack in listener.acks] == [("bye", True)] and listener.tokens("a") == []
+    second = Listener()
+    engine(second, log=EventLog.open(tmp_path / "log")).run()
+    assert second.tokens("a") == alone()
+    assert verify(EventLog.read(tmp_path / "log")).clean
+
+
 def test_event_time_never_goes_back_and_goes_on_after_a_restart(tmp_path: Path) -> None:
     walls = iter([1_000_000_000, 1_000_000_000, 5_000_000_000, *range(4_000_000_000, 0, -100_000_000)])
 
