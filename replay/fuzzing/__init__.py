@@ -1,0 +1,9 @@
+"""Driving the reducer through random situations on an oracle: a world, rules, a loop, a shrinker, a report."""
+
+from leftfold.replay.fuzzing.errors import Violation
+from leftfold.replay.fuzzing.loop import Run, Tally, execute, fuzz
+from leftfold.replay.fuzzing.report import test_source, write_test
+from leftfold.replay.fuzzing.shrink import shrink
+from leftfold.replay.fuzzing.world import World
+
+__all__ = ["Run", "Tally", "Violation", "World", "execute", "fuzz", "shrink", "test_source", "write_test"]

@@ -1,0 +1,80 @@
+"""What each client must hear: a pure function of its request, whatever happens around it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leftfold.events import SamplingParams
+from leftfold.fsm import FinishReason, Output
+from leftfold.replay.fuzzing.errors import Violation
+
+
+class Client:
+    """One admitted request, seen from outside.
+
+    `tokens`: what the oracle says it gets (int ids, from the first generated one); `heard`: how many came; `limit`:
+    tokens, prompt included, at which it ends; `deadline_at`, `queue_deadline_at`: absolute µs, 0 for none.
+    """
+
+    __slots__ = (
+        "deadline_at", "failures", "heard", "key", "limit", "min_tokens", "preemptions", "prompt", "queue_deadline_at",
+        "stops", "tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: tuple[str, int], prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, limit: int
+    ) -> None:
+        self.key = key
+        self.prompt = prompt
+        self.tokens = tokens
+        self.heard = 0
+        self.stops = frozenset(params.stop_token_ids)
+        self.min_tokens = params.min_tokens
+        self.limit = limit
+        self.deadline_at = 0
+        self.queue_deadline_at = 0
+        self.preemptions = 0
+        self.failures = 0
+
+    @property
+    def known(self) -> int:
+        """Tokens it has, its prompt included."""
+        return len(self.prompt) + self.heard
+
+    def due(self) -> int:
+        """The next of its deadlines (0: none)."""
+        if not self.deadline_at or not self.queue_deadline_at:
+            return self.deadline_at or self.queue_deadline_at
+        return min(self.deadline_at, self.queue_deadline_at)
+
+    def hear_token(self, output: Output) -> bool:
+        """Take a token that came; whether it must have been, and was, the last one. Raises `Violation`."""
+        heard = self.heard
+        if output.position != len(self.prompt) + heard:
+            raise Violation("order", f"{self.key} heard position {output.position}, expected {self.known}")
+        (token,) = output.tokens
+        if token != self.tokens[heard]:
+            raise Violation(
+                "wrong-token", f"{self.key} heard {token} at position {output.position}, expected {self.tokens[heard]}"
+            )
+        self.heard = heard + 1
+        self.preemptions = 0
+        reason = self._reason(token)
+        if output.finish_reason != reason:
+            raise Violation(
+                "finish-reason", f"{self.key} got {output.finish_reason} with token {self.heard}, expected {reason}"
+            )
+        if reason is not None:
+            self.check_usage(output, self.heard)
+        return reason is not None
+
+    def _reason(self, token: int) -> FinishReason | None:
+        if token in self.stops and self.heard >= self.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.known >= self.limit else None
+
+    def check_usage(self, output: Output, counted: int) -> None:
+        """A terminal output counts what was heard, and never as cached what had to be computed."""
+        usage = output.usage
+        if usage is None or usage[:2] != (len(self.prompt), counted) or not 0 <= usage.cached_tokens < len(self.prompt):
+            raise Violation("usage", f"{self.key} ended with {usage}, expected {len(self.prompt)} and {counted}")

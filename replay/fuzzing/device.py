@@ -1,0 +1,29 @@
+"""The oracle with the faults of a device: steps that leave rubbish behind, memory that survives a restart."""
+
+from __future__ import annotations
+
+from leftfold.events import ExecutionPlan
+from leftfold.executor.base import Result
+from leftfold.executor.oracle import OracleExecutor
+
+RUBBISH = -7
+
+
+class Device(OracleExecutor):
+    """An oracle that can be told to fail."""
+
+    def fail(self, plan: ExecutionPlan) -> Result:
+        """Fail a step halfway: rubbish stands where its rows write, no row has advanced."""
+        self.fail_next("planted")
+        result = self.execute(plan)
+        for row in plan.rows:
+            for position in range(row.start, row.start + row.length):
+                self._memory[row.pages[position // self.page_size]][position % self.page_size] = RUBBISH
+        return result
+
+    def restart(self, keep: bool) -> None:
+        """Forget the rows and, unless `keep`, the content of all pages."""
+        memory = self._memory
+        self.reset()
+        if keep:
+            self._memory = memory

@@ -1,0 +1,73 @@
+"""A finding as a regression test that a person can read."""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+from leftfold.replay.fuzzing.loop import Run
+from leftfold.replay.fuzzing.world import Command
+
+WIDTH = 116
+
+
+def test_name(run: Run) -> str:
+    """Equal runs have equal names."""
+    mark = blake2b(repr((run.config, run.commands)).encode(), digest_size=4).hexdigest()
+    kind = re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9]+", "_", run.kind or "nothing").lower()
+    return f"test_{kind}_{mark}"
+
+
+def test_source(run: Run, seed: int) -> str:
+    """A self-contained module of one test, which fails as long as the fault is there."""
+    settings = {key: value for key, value in run.config.items() if value is not None}
+    lines = [_call("world = World", settings), *(_line(command) for command in run.commands)]
+    body = "\n".join("    " + part for line in lines for part in line.splitlines())
+    fault = " ".join(str(run.fault).split())
+    said = _wrapped(f'"""Found by fuzzing with seed {seed}: {type(run.fault).__name__}: {fault[:300]}"""')
+    return f"{said}\n\nfrom leftfold.replay.fuzzing import World\n\n\ndef {test_name(run)}() -> None:\n{body}\n"
+
+
+def _line(command: Command) -> str:
+    name, arguments = command
+    return _call(f"world.{name}", dict(arguments))
+
+
+def _call(function: str, arguments: dict[str, Any]) -> str:
+    """One line, or one argument a line when that is too long."""
+    parts = [f"{name}={_literal(value)}" for name, value in arguments.items()]
+    line = f"{function}({', '.join(parts)})"
+    if len(line) <= WIDTH and "\n" not in line:
+        return line
+    inner = "\n".join(f"    {part}," for part in parts)
+    return f"{function}(\n{inner}\n)"
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, str):
+        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return f"[{', '.join(map(_literal, value))}]"
+    return pformat(value, width=WIDTH - 20, compact=True).replace("\n", "\n        ")
+
+
+def _wrapped(docstring: str) -> str:
+    lines, line = [], ""
+    for word in docstring.split(" "):
+        if line and len(line) + 1 + len(word) > WIDTH:
+            lines.append(line)
+            line = word
+        else:
+            line = f"{line} {word}" if line else word
+    return "\n".join([*lines, line])
+
+
+def write_test(run: Run, seed: int, directory: Path) -> Path:
+    """Write the test into `directory` (made if need be) and say where it is."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"{test_name(run)}.py"
+    path.write_text(test_source(run, seed))
+    return path

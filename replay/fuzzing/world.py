@@ -1,0 +1,467 @@
+"""A whole engine in miniature: state, oracle and clients, driven by commands and checked after every event.
+
+A command is a public method of `World` with plain arguments. Whatever is not possible when it comes (a result of a
+step that nobody started) does nothing, so any part of a list of commands is a list of commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from leftfold.events import (
+    Abort,
+    Admit,
+    Event,
+    ExecutionPlan,
+    ExecutorLost,
+    ForwardDone,
+    Plan,
+    SamplingParams,
+    Shutdown,
+    Started,
+    Tick,
+)  # fmt: skip
+from leftfold.executor.base import Result
+from leftfold.executor.oracle import expected_tokens
+from leftfold.fsm import Config, Effects, FinishReason, Gate, Output, State, apply, decide, step
+from leftfold.replay.fuzzing.clients import Client
+from leftfold.replay.fuzzing.device import Device
+from leftfold.replay.fuzzing.errors import Violation
+from leftfold.replay.fuzzing.oddities import CONTROLS, STRAYS, odd_admit, spoil
+from leftfold.replay.fuzzing.refold import refold
+
+Key = tuple[str, int]
+Command = tuple[str, Mapping[str, Any]]
+
+LONE_FAILURES = 3
+
+
+class World:
+    """`vocab`: the oracle's tokens are below it; `rigour`: every how many steps the costly looks are taken."""
+
+    def __init__(self, *, vocab: int = 50, rigour: int = 1, **config: Any) -> None:
+        self.config = Config(**config)
+        self.first_config = self.config
+        self.vocab = vocab
+        self.rigour = rigour
+        self.state = State(self.config)
+        self.device = Device(self.config.num_pages, self.config.page_size, vocab)
+        self.t = 0
+        self.log: list[Event] = []
+        self.clients: dict[Key, Client] = {}
+        self.flight: ExecutionPlan | None = None
+        self.steps_done = 0
+        self.incarnation = 0
+        self.closing_at = 0
+        self.hurried = False  # whether any client ever had a deadline
+        self.call: str | None = None
+        self.calls = 0
+        self._must_end: dict[Key, FinishReason] = {}
+        self._originals: list[tuple[State, str]] = []
+
+    # Folding and hearing
+
+    def perform(self, command: Command) -> None:
+        """Carry out one command. Raises `Violation`, or whatever the reducer raises."""
+        name, arguments = command
+        getattr(self, name)(**arguments)
+
+    def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
+        """Log and apply one event, check the state, and let the clients hear. Raises what is wrong."""
+        self.log.append(event)
+        effects = apply(self.state, event, plan)
+        self.state.check()
+        self._hear(effects)
+        if self._must_end:
+            raise Violation("not-ended", f"{type(event).__name__} had to end {list(self._must_end)}")
+        if effects.acks:
+            self._answered(effects)
+        if effects.wake_at != self._due():
+            raise Violation("wake-at", f"{effects.wake_at}, but the next deadline is {self._due()}")
+        return effects
+
+    def _hear(self, effects: Effects) -> None:
+        clients = self.clients
+        for output in effects.outputs:
+            key = (output.rid, output.epoch)
+            client = clients.get(key)
+            if client is None:
+                raise Violation("after-end", f"{key} is over, or was never admitted, and hears {output}")
+            if output.tokens:
+                if client.hear_token(output):
+                    del clients[key]
+            else:
+                self._hear_end(client, output)
+
+    def _hear_end(self, client: Client, output: Output) -> None:
+        if output.finish_reason is None or self._must_end.pop(client.key, None) is not output.finish_reason:
+            raise Violation("unasked-end", f"{client.key} ended with {output.finish_reason} ({output.error})")
+        if output.position != client.known:
+            raise Violation("order", f"{client.key} ended at {output.position}, expected {client.known}")
+        if (output.error is not None) != (output.finish_reason is FinishReason.ERROR):
+            raise Violation("error", f"{client.key} ended with {output.finish_reason} and {output.error}")
+        del self.clients[client.key]
+
+    def _answered(self, effects: Effects) -> None:
+        for ack in effects.acks:
+            if ack.call != self.call:
+                raise Violation("ack", f"{ack} answers no open call (open: {self.call})")
+            self.call = None
+
+    def _due(self) -> int | None:
+        """When the next deadline expires, by the clients' own accounts."""
+        if self.state.gate is Gate.STOPPED:
+            return None
+        if not self.hurried:
+            return self.closing_at or None
+        times = [client.due() for client in self.clients.values()]
+        return min([due for due in (*times, self.closing_at) if due], default=None)
+
+    # Requests
+
+    def admit(
+        self,
+        rid: str,
+        prompt: Sequence[int],
+        max_tokens: int = 4,
+        *,
+        epoch: int = 0,
+        stop: Sequence[int] = (),
+        min_tokens: int = 0,
+        priority: int = 0,
+        deadline: int = 0,
+        queue_deadline: int = 0,
+        cache: str = "use",
+        salt: str = "",
+    ) -> None:
+        """A request arrives; it is refused exactly if it can never run, or now may not."""
+        params = SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens, stop_token_ids=tuple(stop))
+        event = Admit(
+            t=self.t, rid=rid, epoch=epoch, prompt=list(prompt), params=params, priority=priority, deadline=deadline,
+            queue_deadline=queue_deadline, cache=cache, cache_salt=salt,
+        )  # fmt: skip
+        key = (rid, epoch)
+        if key in self.clients:
+            self._unheard(event)
+            return
+        code = self._refusal(prompt, max_tokens)
+        if code is not None:
+            self._refused(event, code)
+            return
+        config = self.config
+        limit = min(len(prompt) + max_tokens, config.max_model_len, config.num_pages * config.page_size + 1)
+        tokens = expected_tokens(prompt, limit - len(prompt), self.vocab)
+        client = Client(key, prompt, tokens, params, limit)
+        client.deadline_at = self.t + deadline if deadline else 0
+        client.queue_deadline_at = self.t + queue_deadline if queue_deadline else 0
+        self.hurried = self.hurried or client.due() > 0
+        self.clients[key] = client
+        self._fold(event)
+
+    def _refusal(self, prompt: Sequence[int], max_tokens: int) -> str | None:
+        config, count = self.config, len(prompt)
+        if self.state.gate in (Gate.CLOSING, Gate.STOPPED):
+            return "closing"
+        bound = (1 << 31) if config.vocab_size is None else config.vocab_size
+        if not 0 < count < config.max_model_len or count > config.num_pages * config.page_size or max_tokens < 1:
+            return "invalid"
+        if not all(0 <= token < bound for token in prompt):
+            return "invalid"
+        waiting = [request for request in self.state.live.values() if request.seat is None]
+        if config.max_queued_requests is not None and len(waiting) >= config.max_queued_requests:
+            return "queue_full"
+        queued = sum(len(request.tokens) for request in waiting)
+        if config.max_queued_tokens is not None and queued + count > config.max_queued_tokens:
+            return "queue_full"
+        return None
+
+    def odd_admit(self, kind: str) -> None:
+        """A request that is refused whatever the configuration."""
+        code = "closing" if self.state.gate in (Gate.CLOSING, Gate.STOPPED) else "invalid"
+        self._refused(odd_admit(kind, self.t, self.config), code)
+
+    def _refused(self, event: Admit, code: str) -> None:
+        """Exactly one terminal output, an error of this code; what runs and waits is untouched."""
+        before = self._costly(lambda: (self.state.pool.refs.copy(), list(self.state.live), self.state.queued_tokens))
+        self.log.append(event)
+        effects = apply(self.state, event)
+        self.state.check()
+        outputs = list(effects.outputs)
+        if len(outputs) != 1 or outputs[0].finish_reason is not FinishReason.ERROR or outputs[0].tokens:
+            raise Violation("refusal", f"an Admit that cannot be taken got {outputs}, expected one error")
+        if outputs[0].error is None or outputs[0].error["code"] != code:
+            raise Violation("refusal", f"refused with {outputs[0].error}, expected code {code}")
+        if before and before != (self.state.pool.refs, list(self.state.live), self.state.queued_tokens):
+            raise Violation("refusal", "a refused Admit changed what lives")
+
+    def abort(self, rid: str, epoch: int | None = None, reason: str = "gone", keep: int | None = None) -> None:
+        """A client leaves, or a stop string was found."""
+        newest = self.state.requests.get(rid)
+        named = epoch if epoch is not None else newest.epoch if newest is not None else 0
+        client = self.clients.get((rid, named))
+        event = Abort(t=self.t, rid=rid, epoch=epoch, reason=reason, keep=keep)
+        if client is None:
+            self._unheard(event)
+            return
+        self._must_end[client.key] = FinishReason.STOP if reason == "stop_string" else FinishReason.ABORT
+        self._fold(event)
+
+    def abort_all(self) -> None:
+        """Everything that lives ends."""
+        for key in self.clients:
+            self._must_end[key] = FinishReason.ABORT
+        self._fold(Abort(t=self.t, reason="all"))
+
+    def _unheard(self, event: Event) -> None:
+        """An event that must have no effect but be counted."""
+        ignored = self.state.counts.get("ignored", 0)
+        digest = self._costly(self._digest_but_counts)
+        effects = self._fold(event)
+        if len(effects.outputs) or effects.acks or effects.plan is not None:
+            raise Violation("no-op", f"{event} had effects: {effects}")
+        if self.state.counts.get("ignored", 0) != ignored + 1:
+            raise Violation("no-op", f"{event} was not counted as ignored")
+        if digest and digest != self._digest_but_counts():
+            raise Violation("no-op", f"{event} changed the state")
+
+    def _costly(self, look: Callable[[], Any]) -> Any:
+        return look() if len(self.log) % self.rigour == 0 else None
+
+    def _digest_but_counts(self) -> str:
+        counts, self.state.counts = self.state.counts, {}
+        try:
+            return self.state.digest()
+        finally:
+            self.state.counts = counts
+
+    # Steps
+
+    def wait(self, us: int) -> None:
+        """Time passes."""
+        self.t += us
+
+    def steps(self, count: int = 1) -> None:
+        """Plan and execute so many steps."""
+        for _ in range(count):
+            self.tick()
+            self.done()
+
+    def tick(self) -> None:
+        """Decide, and apply what was decided."""
+        self.t += 1
+        due = self._due()
+        if due is not None and due <= self.t:
+            self._expect_deadlines()
+        plan = decide(self.state, self.t)
+        if plan is None:
+            self._idle()
+            return
+        for join in plan.join:
+            self.clients[join.rid, join.epoch].queue_deadline_at = 0
+        effects = self._fold(Tick(t=self.t, plan=plan), plan)
+        if self.closing_at and self.state.gate is Gate.STOPPED:
+            self.closing_at = 0
+        if effects.plan is not None:
+            self._launch(effects.plan)
+
+    def _expect_deadlines(self) -> None:
+        t = self.t
+        for client in self.clients.values():
+            if (client.deadline_at and client.deadline_at <= t) or (
+                client.queue_deadline_at and client.queue_deadline_at <= t
+            ):
+                self._must_end[client.key] = FinishReason.DEADLINE
+
+    def _idle(self) -> None:
+        """Nothing was decided: there was nothing to do, and the empty `Tick` changes nothing."""
+        state = self.state
+        if self._must_end:
+            raise Violation("not-ended", f"a Tick at {self.t} did not end {list(self._must_end)}")
+        open_gate = state.gate in (Gate.RUNNING, Gate.CLOSING)
+        if self.clients and open_gate and state.executor_present and self.flight is None:
+            raise Violation("stuck", f"nothing is planned for {list(self.clients)}")
+        before = self._costly(state.digest)
+        if before:
+            effects = step(state, Tick(t=self.t))
+            if state.digest() != before or len(effects.outputs) or effects.acks:
+                raise Violation("empty-tick", f"an empty Tick at {self.t} changed the state")
+
+    def _launch(self, plan: ExecutionPlan) -> None:
+        if self.flight is not None:
+            raise Violation("in-flight", f"step {plan.step} was planned while {self.flight.step} is in flight")
+        self.flight = plan
+        self.steps_done += 1
+        if self.steps_done % self.rigour == 0:
+            self._check_plan(plan)
+
+    def _check_plan(self, plan: ExecutionPlan) -> None:
+        """It obeys the limits, and names only running rows, each once, at the position they have reached."""
+        config, rows = self.config, plan.rows
+        total = sum(row.length for row in rows)
+        if not 0 < total <= config.max_batch_tokens or len(rows) > config.max_running:
+            raise Violation("limits", f"step {plan.step} has {len(rows)} rows with {total} tokens")
+        if len({row.slot for row in rows}) != len(rows):
+            raise Violation("limits", f"step {plan.step} names a slot twice")
+        for row in rows:
+            client = self._client(row.slot)
+            if client is None or client.key[0] != row.rid:
+                raise Violation("limits", f"step {plan.step} names {row.rid!r}, which does not run")
+            if row.length > config.chunk:
+                raise Violation("limits", f"step {plan.step} computes {row.length} tokens of {row.rid!r}")
+            context = [*client.prompt, *client.tokens[: client.heard]]
+            if list(row.tokens) != context[row.start : row.start + row.length]:
+                raise Violation("input", f"step {plan.step} feeds {row.rid!r} with {row.tokens} from {row.start}")
+            if row.samples != (row.start + row.length == len(context)):
+                raise Violation("input", f"step {plan.step}: samples of {row.rid!r} is {row.samples}")
+
+    def _client(self, slot: int) -> Client | None:
+        """Who runs in `slot`, None if its request has ended."""
+        seat = self.state.by_slot[slot]
+        if seat is None or self.state.live.get(seat.request.key) is not seat.request:
+            return None
+        return self.clients[seat.request.key]
+
+    def done(self) -> None:
+        """The step in flight ends well."""
+        plan = self.flight
+        if plan is None:
+            return
+        self.flight = None
+        result = self._execute(plan)
+        self._fold(ForwardDone(t=self.t, step=plan.step, tokens=result.tokens, digest=result.digest))
+
+    def _execute(self, plan: ExecutionPlan) -> Result:
+        result = self.device.execute(plan)
+        if result.error is not None:
+            raise Violation("executor", f"step {plan.step}: {result.error['text']}")
+        return result
+
+    def fail(self, retry: bool = True, rows: Sequence[int] = ()) -> None:
+        """The step in flight fails, having written rubbish where its rows write."""
+        plan = self.flight
+        if plan is None:
+            return
+        self.flight = None
+        result = self.device.fail(plan)
+        if result.error is None or result.error["text"] != "planted":
+            raise Violation("executor", f"step {plan.step}: {result.error}")
+        clients = [self._client(row.slot) for row in plan.rows]
+        alive = [client for client in clients if client is not None]
+        blamed = [clients[row] for row in rows if row < len(clients)] or ([] if retry else clients)
+        for client in alive:
+            client.failures += len(alive) == 1
+            if client in blamed or client.failures >= LONE_FAILURES:
+                self._must_end[client.key] = FinishReason.ERROR
+        error = {"text": "planted", "retry": retry, "rows": list(rows)}
+        self._fold(ForwardDone(t=self.t, step=plan.step, error=error, digest=result.digest))
+
+    def spoiled(self, kind: str) -> None:
+        """A result that is not of the plan in flight: the executor counts as lost."""
+        plan = self.flight
+        if plan is None:
+            return
+        self.flight = None
+        effects = self._fold(spoil(kind, self.t, plan, self._execute(plan).tokens.tolist()))
+        if len(effects.outputs) or self.state.executor_present:
+            raise Violation("attested", f"a result with a wrong {kind} was taken")
+
+    def stray_done(self, behind: int = 1) -> None:
+        """A result arrives of a step that is not in flight: late, twice, or never planned."""
+        number = self.state.next_step - 1 - behind
+        if self.flight is None or number != self.flight.step:
+            self._unheard(ForwardDone(t=self.t, step=number, tokens=[1], digest="0" * 32))
+
+    # The engine around it
+
+    def stray(self, kind: str) -> None:
+        """An operation ends that nobody started."""
+        self._unheard(STRAYS[kind](self.t))
+
+    def control(self, kind: str) -> None:
+        """A control call that is not carried out is answered at once."""
+        open_call, self.call = self.call, f"call {self.calls}"
+        self.calls += 1
+        self._fold(CONTROLS[kind](self.t, self.call))
+        if self.call is not None:
+            raise Violation("ack", f"{kind} was not answered")
+        self.call = open_call
+
+    def lose(self) -> None:
+        """The executor is gone, and with it what was in flight."""
+        if self.flight is not None:
+            self._execute(self.flight)
+            self.flight = None
+        self._fold(ExecutorLost(t=self.t, error="planted"))
+
+    def start(self, kept: Sequence[str] = (), **changes: Any) -> None:
+        """An executor is ready, perhaps one of other limits."""
+        if self.flight is not None:
+            self._execute(self.flight)
+            self.flight = None
+        self.incarnation += 1
+        raw = {**self.config.as_dict(), **changes}
+        config = Config.from_dict(raw)
+        if config != self.config:
+            self.device = Device(config.num_pages, config.page_size, self.vocab)
+            self._shrink_limits(config)
+        self.config = config
+        self.device.restart(keep="device" in kept)
+        self.closing_at = 0
+        self._fold(Started(t=self.t, incarnation=self.incarnation, config=raw, kept=tuple(kept)))
+
+    def _shrink_limits(self, config: Config) -> None:
+        for client in self.clients.values():
+            client.limit = min(client.limit, config.max_model_len, config.num_pages * config.page_size + 1)
+            if client.known >= client.limit:
+                self._must_end[client.key] = FinishReason.LENGTH if client.heard else FinishReason.ERROR
+
+    def shutdown(self, deadline: int = 0) -> None:
+        """Admissions close; a second call is answered at once."""
+        if self.state.gate in (Gate.CLOSING, Gate.STOPPED):
+            self.control("Shutdown")
+            return
+        self.call = f"call {self.calls}"
+        self.calls += 1
+        self.closing_at = self.t + deadline if deadline and (self.clients or self.flight) else 0
+        self._fold(Shutdown(t=self.t, call=self.call, deadline=deadline))
+
+    def copy(self) -> None:
+        """Go on with a copy; the original must stay as it is."""
+        digest, twin = self.state.digest(), self.state.copy()
+        if twin.digest() != digest:
+            raise Violation("copy", "a copy's digest differs")
+        twin.check()
+        self._originals.append((self.state, digest))
+        self.state = twin
+
+    def finish(self, replay: bool = True) -> None:
+        """Faults stop; everything must end, everything must be given back, and the log must fold to the same."""
+        self.done()
+        if not self.state.executor_present or self.state.gate is Gate.STOPPED:
+            self.start()
+        bound = 8 + sum(2 * client.limit for client in self.clients.values()) * (1 + len(self.clients))
+        while self.clients:
+            bound -= 1
+            if self.state.gate is Gate.STOPPED:
+                self.start()
+            if bound < 0:
+                raise Violation("no-progress", f"{list(self.clients)} do not finish")
+            self.steps()
+        self._check_rest()
+        for original, digest in self._originals:
+            if original.digest() != digest:
+                raise Violation("copy", "an original changed with its copy")
+        if replay:
+            refold(self.first_config, self.log, self.state.digest())
+
+    def _check_rest(self) -> None:
+        """Nothing lives: no page, slot, place in line, deadline or call may be left."""
+        stats, state = self.state.stats(), self.state
+        left = [name for name in ("running", "waiting", "stopping", "live", "in_flight", "pages_held") if stats[name]]
+        if left or stats["queued_tokens"] or state.wake_at is not None or state.columns.watching:
+            raise Violation("leak", f"{left} are left when nothing lives")
+        if len(state.free_slots) != self.config.max_running:
+            raise Violation("leak", f"slots {state.free_slots} are free, not all {self.config.max_running}")
+        if self.call is not None:
+            raise Violation("ack", f"{self.call} was never answered")
