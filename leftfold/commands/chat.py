@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from leftfold.commands.common import OK, UsageError, natural, positive
 from leftfold.commands.serve import add_engine_arguments
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return _local(args)
 
 
-def sampling(args: argparse.Namespace) -> dict[str, float | int]:
+def sampling(args: argparse.Namespace) -> dict[str, Any]:
     """The sampling parameters that were given."""
     names = ("temperature", "top_p", "max_tokens", "seed")
     return {name: getattr(args, name) for name in names if getattr(args, name) is not None}
