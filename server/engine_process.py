@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import logging
 import os
 import signal
 import sys
@@ -63,6 +64,7 @@ class _Sender:
 def main() -> int:
     """Runs the engine until told to stop. Returns the process's exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
+    logging.basicConfig(level=logging.WARNING, format="leftfold: %(levelname)s: %(message)s", stream=sys.stderr)
     setup: Mapping[str, Any] = orjson.loads(sys.stdin.buffer.readline())
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()

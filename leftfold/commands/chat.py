@@ -47,12 +47,15 @@ def sampling(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _local(args: argparse.Namespace) -> int:
+    import logging
+
     from leftfold.errors import EngineError
     from leftfold.events import SamplingParams
     from leftfold.hub import HubError
     from leftfold.llm import LLM
     from leftfold.text import TextError
 
+    logging.basicConfig(level=logging.WARNING, format="leftfold: %(levelname)s: %(message)s", stream=sys.stderr)
     options = {name: value for name, value in vars(args).items() if name not in _OWN}
     try:
         with LLM(**options) as llm:
