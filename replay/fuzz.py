@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leftfold.replay.fuzzing import Run, Tally, fuzz, shrink, test_source, write_test
+from leftfold.replay.fuzzing import Run, Tally, fuzz, shrink, source_of, write_test
 
 SHRINK_SECONDS = 20.0
 DEFAULT_SECONDS = 60.0
@@ -89,7 +89,7 @@ def _tell(tally: Tally, elapsed: float, finding: Run | None, path: Path | None) 
         print("no findings")
         return
     print(f"found {finding.kind} after {finding.events} events, as small as it gets; written to {path}:\n")
-    print(test_source(finding, tally.seed))
+    print(source_of(finding, tally.seed))
 
 
 def commit_of(source: Path) -> str | None:

@@ -2,8 +2,8 @@
 
 from leftfold.replay.fuzzing.errors import Violation
 from leftfold.replay.fuzzing.loop import Run, Tally, execute, fuzz
-from leftfold.replay.fuzzing.report import test_source, write_test
+from leftfold.replay.fuzzing.report import source_of, write_test
 from leftfold.replay.fuzzing.shrink import shrink
 from leftfold.replay.fuzzing.world import World
 
-__all__ = ["Run", "Tally", "Violation", "World", "execute", "fuzz", "shrink", "test_source", "write_test"]
+__all__ = ["Run", "Tally", "Violation", "World", "execute", "fuzz", "shrink", "source_of", "write_test"]

@@ -14,21 +14,21 @@ from leftfold.replay.fuzzing.world import Command
 WIDTH = 116
 
 
-def test_name(run: Run) -> str:
+def name_of(run: Run) -> str:
     """Equal runs have equal names."""
     mark = blake2b(repr((run.config, run.commands)).encode(), digest_size=4).hexdigest()
     kind = re.sub(r"(?<=[a-z])(?=[A-Z])|[^A-Za-z0-9]+", "_", run.kind or "nothing").lower()
     return f"test_{kind}_{mark}"
 
 
-def test_source(run: Run, seed: int) -> str:
+def source_of(run: Run, seed: int) -> str:
     """A self-contained module of one test, which fails as long as the fault is there."""
     settings = {key: value for key, value in run.config.items() if value is not None}
     lines = [_call("world = World", settings), *(_line(command) for command in run.commands)]
     body = "\n".join("    " + part for line in lines for part in line.splitlines())
     fault = " ".join(str(run.fault).split())
     said = _wrapped(f'"""Found by fuzzing with seed {seed}: {type(run.fault).__name__}: {fault[:300]}"""')
-    return f"{said}\n\nfrom leftfold.replay.fuzzing import World\n\n\ndef {test_name(run)}() -> None:\n{body}\n"
+    return f"{said}\n\nfrom leftfold.replay.fuzzing import World\n\n\ndef {name_of(run)}() -> None:\n{body}\n"
 
 
 def _line(command: Command) -> str:
@@ -68,6 +68,6 @@ def _wrapped(docstring: str) -> str:
 def write_test(run: Run, seed: int, directory: Path) -> Path:
     """Write the test into `directory` (made if need be) and say where it is."""
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / f"{test_name(run)}.py"
-    path.write_text(test_source(run, seed))
+    path = directory / f"{name_of(run)}.py"
+    path.write_text(source_of(run, seed))
     return path

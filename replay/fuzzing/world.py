@@ -314,6 +314,9 @@ class World:
                 raise Violation("input", f"step {plan.step} feeds {row.rid!r} with {row.tokens} from {row.start}")
             if row.samples != (row.start + row.length == len(context)):
                 raise Violation("input", f"step {plan.step}: samples of {row.rid!r} is {row.samples}")
+            mirrored = self.state.pool.tokens[list(row.pages)].reshape(-1)[: row.start].tolist()
+            if mirrored != context[: row.start]:
+                raise Violation("mirror", f"pages {row.pages} of {row.rid!r} are noted to hold {mirrored}")
 
     def _client(self, slot: int) -> Client | None:
         """Who runs in `slot`, None if its request has ended."""

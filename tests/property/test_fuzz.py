@@ -1,0 +1,182 @@
+"""The fuzzer itself: equal seeds, no findings on a sound core, and planted faults found and made small."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leftfold.fsm import FinishReason, commit, ending
+from leftfold.fsm.pages import PagePool
+from leftfold.replay import fuzz as command
+from leftfold.replay.fuzzing import Run, execute, fuzz, shrink, source_of, write_test
+
+BUDGET_SECONDS = 15.0
+
+
+def test_a_fresh_seed_finds_nothing() -> None:
+    seed = secrets.randbits(32)
+    end = time.monotonic() + BUDGET_SECONDS
+    tally = fuzz(seed, lambda tally: time.monotonic() < end)
+    print(f"seed {seed}: {tally.runs} runs, {tally.steps} steps")
+    assert tally.found is None, f"leftfold fuzz --seed {seed} --runs {tally.runs} finds: {tally.found}"
+
+
+def test_equal_seeds_make_equal_runs() -> None:
+    first, second = (fuzz(11, lambda tally: tally.runs < 8) for _ in range(2))
+    assert (first.runs, first.steps) == (second.runs, second.steps)
+    assert first.steps != fuzz(12, lambda tally: tally.runs < 8).steps
+
+
+def _release_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = PagePool.release
+    monkeypatch.setattr(PagePool, "release", lambda self, pages: release(self, pages[1:]))
+
+
+def _release_one_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = PagePool.release
+    monkeypatch.setattr(PagePool, "release", lambda self, pages: release(self, [*pages, pages[0]]))
+
+
+def _share_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    share = PagePool.share
+
+    def miscounted(self: PagePool, page: int) -> None:
+        share(self, page)
+        self.refs[page] = 1
+
+    monkeypatch.setattr(PagePool, "share", miscounted)
+
+
+def _publish_a_page_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = commit._store_chunk
+
+    def hasty(state: Any, chunk: Any) -> None:
+        store(state, chunk)
+        seat, size = chunk.seat, state.config.page_size
+        number, rest = divmod(chunk.start + chunk.length, size)
+        if rest and seat.request.publishes:
+            state.pool.publish([(seat.pages[number], b"early" + bytes([seat.pages[number]]))])
+
+    monkeypatch.setattr(commit, "_store_chunk", hasty)
+
+
+def _tokens_are_mirrored_one_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = PagePool.store
+
+    def shifted(self: PagePool, pages: Sequence[int], start: int, tokens: Any) -> None:
+        store(self, pages, start, tokens[::-1].copy())
+
+    monkeypatch.setattr(PagePool, "store", shifted)
+
+
+def _minimum_is_off_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(request: Any, token: int, at: int) -> FinishReason | None:
+        generated = at + 1 - request.prompt_len
+        if token in request.stops and generated > request.params.min_tokens:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if at + 1 >= request.limit else None
+
+    monkeypatch.setattr(commit, "_reason", late)
+
+
+def _stop_ids_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        commit, "_reason", lambda request, token, at: FinishReason.LENGTH if at + 1 >= request.limit else None
+    )
+
+
+def _pages_in_flight_are_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_mark_in_flight", lambda state, seat: False)
+
+
+PLANTS = [
+    _release_keeps_the_first, _release_one_too_many, _share_does_not_count, _publish_a_page_too_early,
+    _tokens_are_mirrored_one_off, _minimum_is_off_by_one, _stop_ids_are_forgotten, _pages_in_flight_are_given_away,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.strip("_"))
+def test_a_planted_fault_is_found_and_made_small(
+    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path
+) -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plant(monkeypatch)
+        tally = fuzz(1, lambda tally: tally.runs < 300)
+        assert tally.found is not None, "300 runs found nothing"
+        small = shrink(tally.found, lambda tries: tries < 2000)
+        assert small.kind == tally.found.kind
+        assert small.events <= 16 and len(small.commands) <= 10, small
+        path = write_test(small, tally.seed, tmp_path)
+        namespace = _load(path)
+        with pytest.raises(type(small.fault)):
+            namespace()
+    namespace()  # without the plant, the written test passes
+
+
+def _load(path: Path) -> Callable[[], None]:
+    names: dict[str, Any] = {}
+    exec(compile(path.read_text(), path, "exec"), names)
+    (test,) = [value for name, value in names.items() if name.startswith("test_")]
+    return test  # type: ignore[no-any-return]
+
+
+def test_shrinking_keeps_the_kind_and_drops_what_plays_no_part() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _stop_ids_are_forgotten(monkeypatch)
+        config = {"num_pages": 20, "page_size": 4, "max_running": 3, "max_batch_tokens": 16, "max_model_len": 60}
+        noise = [("admit", {"rid": "n", "prompt": [1, 2], "max_tokens": 5}), ("steps", {"count": 9})]
+        stop = execute(config, [("admit", {"rid": "a", "prompt": [3, 4, 5]}), ("steps", {"count": 1})])
+        assert stop.fault is None
+        found = execute(config, [*noise, *_stopped_at_once(config), *noise, ("finish", {})])
+        assert found.kind == "finish-reason"
+        small = shrink(found, lambda tries: tries < 1000)
+    assert small.commands[0][0] == "admit" and len(small.commands) == 2
+    assert small.config["num_pages"] == 1
+
+
+def _stopped_at_once(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    from leftfold.executor.oracle import expected_tokens
+
+    (token,) = expected_tokens([1], 1, 50)
+    return [("admit", {"rid": "a", "prompt": [1], "max_tokens": 4, "stop": [token]}), ("steps", {"count": 3})]
+
+
+def test_a_written_test_is_readable() -> None:
+    commands = [("admit", {"rid": "a", "prompt": [1] * 80, "max_tokens": 2}), ("steps", {"count": 2})]
+    text = source_of(Run({"num_pages": 2, "policy": "fcfs", "vocab_size": None}, commands, 0, 0, ValueError("x")), 5)
+    assert 'world = World(num_pages=2, policy="fcfs")' in text
+    assert "world.steps(count=2)" in text
+    assert max(map(len, text.splitlines())) <= 120
+    compile(text, "found", "exec")
+
+
+def _run_command(*arguments: str) -> int:
+    parser = ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args(arguments))
+
+
+def test_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run_command("--runs", "3", "--seed", "4", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said.keys() == {"seed", "commit", "runs", "steps", "steps_per_second", "findings"}
+    assert (said["seed"], said["runs"], said["findings"]) == (4, 3, [])
+
+
+def test_command_reports_a_finding(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _release_keeps_the_first(monkeypatch)
+    assert _run_command("--seconds", "30", "--seed", "1", "--json", "--out", str(tmp_path)) == 1
+    (finding,) = json.loads(capsys.readouterr().out)["findings"]
+    assert finding["kind"] == "InvariantViolation"
+    assert Path(finding["test"]).parent == tmp_path
+    assert "def test_invariant_violation" in Path(finding["test"]).read_text()
+    assert finding["events"] <= 16
