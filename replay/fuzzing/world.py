@@ -38,7 +38,10 @@ LONE_FAILURES = 3
 
 
 class World:
-    """`vocab`: the oracle's tokens are below it; `rigour`: every how many steps the costly looks are taken."""
+    """`vocab`: the oracle's tokens are below it; `rigour`: every how many steps the costly looks are taken.
+
+    `state`, `log`, `clients` (live ones) and `ended` (the newest terminal output) may be looked at between commands.
+    """
 
     def __init__(self, *, vocab: int = 50, rigour: int = 1, **config: Any) -> None:
         self.config = Config(**config)
@@ -50,6 +53,7 @@ class World:
         self.t = 0
         self.log: list[Event] = []
         self.clients: dict[Key, Client] = {}
+        self.ended: dict[Key, Output] = {}
         self.flight: ExecutionPlan | None = None
         self.steps_done = 0
         self.incarnation = 0
@@ -90,6 +94,7 @@ class World:
                 raise Violation("after-end", f"{key} is over, or was never admitted, and hears {output}")
             if output.tokens:
                 if client.hear_token(output):
+                    self.ended[key] = output
                     del clients[key]
             else:
                 self._hear_end(client, output)
@@ -101,6 +106,7 @@ class World:
             raise Violation("order", f"{client.key} ended at {output.position}, expected {client.known}")
         if (output.error is not None) != (output.finish_reason is FinishReason.ERROR):
             raise Violation("error", f"{client.key} ended with {output.finish_reason} and {output.error}")
+        self.ended[client.key] = output
         del self.clients[client.key]
 
     def _answered(self, effects: Effects) -> None:
@@ -192,6 +198,7 @@ class World:
             raise Violation("refusal", f"an Admit that cannot be taken got {outputs}, expected one error")
         if outputs[0].error is None or outputs[0].error["code"] != code:
             raise Violation("refusal", f"refused with {outputs[0].error}, expected code {code}")
+        self.ended[event.rid, event.epoch] = outputs[0]
         if before and before != (self.state.pool.refs, list(self.state.live), self.state.queued_tokens):
             raise Violation("refusal", "a refused Admit changed what lives")
 
