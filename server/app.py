@@ -100,7 +100,8 @@ class Gate:
         if self._key is not None and path not in _NO_KEY and not self._allowed(scope):
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         if path not in _ALWAYS_OPEN and not self._state.ready:
-            return unavailable(f"not ready: {self._state.phase}", self._state.phase)
+            reason = f": {self._state.reason}" if self._state.reason else ""
+            return unavailable(f"not ready: {self._state.phase}{reason}", self._state.phase)
         return None
 
     def _allowed(self, scope: Scope) -> bool:

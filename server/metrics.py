@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 _LABELS = ("model_name", "engine")
 _TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80, 160, 640)
@@ -13,17 +15,46 @@ _ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4
 _E2E = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 
 
+class _EngineCollector(Collector):
+    """What the engine's last statistics say, in Prometheus's words."""
+
+    def __init__(self, labels: tuple[str, ...]) -> None:
+        self._labels = labels
+        self.stats: Mapping[str, Any] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        total, free, cached = (int(self.stats.get(key, 0)) for key in ("num_pages", "pages_free", "pages_cached"))
+        held = total - free - cached
+        yield self._one(GaugeMetricFamily, "num_requests_running", "Requests that hold a slot.", "running")
+        yield self._one(GaugeMetricFamily, "num_requests_waiting", "Requests that wait to run.", "waiting")
+        usage = self._family(GaugeMetricFamily, "kv_cache_usage_perc", "Share of KV pages in use (1 is all).")
+        usage.add_metric(self._labels, held / total if total else 0.0)
+        yield usage
+        pages = GaugeMetricFamily("leftfold:kv_pages", "KV pages by use.", labels=(*_LABELS, "use"))
+        for use, count in (("free", free), ("cached", cached), ("held", held)):
+            pages.add_metric((*self._labels, use), count)
+        yield pages
+        yield self._one(CounterMetricFamily, "num_preemptions", "Requests that gave back their pages.", "preemptions")
+        yield self._one(CounterMetricFamily, "prefix_cache_queries", "Tokens looked up.", "prefix_queries")
+        yield self._one(CounterMetricFamily, "prefix_cache_hits", "Tokens found.", "prefix_hits")
+
+    def _one(self, kind: Any, name: str, text: str, key: str) -> Any:
+        family: Any = self._family(kind, name, text)
+        family.add_metric(self._labels, float(self.stats.get(key, 0)))
+        return family
+
+    def _family(self, kind: Any, name: str, text: str) -> Any:
+        return kind(f"leftfold:{name}", text, labels=_LABELS)
+
+
 class Metrics:
-    """Counters and histograms of one server; `observe_engine` sets the gauges from the engine's statistics."""
+    """Counters and histograms of one server; `observe_engine` takes the engine's statistics for the gauges."""
 
     def __init__(self, model_name: str, engine: str = "0") -> None:
         self.registry = CollectorRegistry()
         self._values = {"model_name": model_name, "engine": engine}
-        self._running = self._gauge("num_requests_running", "Requests that hold a slot.")
-        self._waiting = self._gauge("num_requests_waiting", "Requests that wait for a slot, pages or budget.")
-        self._kv_usage = self._gauge("kv_cache_usage_perc", "Share of KV pages that requests hold (1 is all).")
-        self._pages = Gauge("leftfold:kv_pages", "KV pages by use.", (*_LABELS, "use"), registry=self.registry)
-        self._preemptions = self._gauge("num_preemptions_total", "Preemptions since the engine started.")
+        self._engine = _EngineCollector(tuple(self._values.values()))
+        self.registry.register(self._engine)
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were answered.")
         self.generation_tokens = self._counter("generation_tokens", "Tokens generated for clients.")
         self._success = Counter(
@@ -37,9 +68,6 @@ class Metrics:
         self.time_to_first_token = self._histogram("time_to_first_token_seconds", "Until the first token.", _TTFT)
         self.inter_token_latency = self._histogram("inter_token_latency_seconds", "Between two tokens.", _ITL)
         self.e2e_latency = self._histogram("e2e_request_latency_seconds", "Until a choice ended.", _E2E)
-
-    def _gauge(self, name: str, text: str) -> Any:
-        return Gauge(f"leftfold:{name}", text, _LABELS, registry=self.registry).labels(**self._values)
 
     def _counter(self, name: str, text: str) -> Any:
         return Counter(f"leftfold:{name}", text, _LABELS, registry=self.registry).labels(**self._values)
@@ -58,14 +86,8 @@ class Metrics:
         self._rejected.labels(**self._values, reason=reason).inc()
 
     def observe_engine(self, stats: Mapping[str, Any]) -> None:
-        """Sets the gauges from the engine's state as it is now."""
-        total, free, cached = (int(stats.get(key, 0)) for key in ("num_pages", "pages_free", "pages_cached"))
-        self._running.set(stats.get("running", 0))
-        self._waiting.set(stats.get("waiting", 0))
-        self._preemptions.set(stats.get("preemptions", 0))
-        self._kv_usage.set((total - free - cached) / total if total else 0.0)
-        for use, pages in (("free", free), ("cached", cached), ("held", total - free - cached)):
-            self._pages.labels(**self._values, use=use).set(pages)
+        """Takes over the engine's statistics, read from its state as it is now."""
+        self._engine.stats = stats
 
     def render(self) -> bytes:
         """The metrics in Prometheus's text format."""

@@ -41,12 +41,13 @@ class Service:
 
 @dataclass
 class ServerState:
-    """`phase`: starting · fetching · loading · ready · refusing · draining · failed."""
+    """`phase`: starting · fetching · loading · ready · refusing · draining · failed. `reason`: why it refuses."""
 
     options: ServeOptions
     model_name: str
     metrics: Metrics
     phase: str = "starting"
+    reason: str = ""
     service: Service | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 

@@ -141,10 +141,11 @@ class Supervisor:
     def _open(self, service: Service) -> None:
         fault = service.info.get("fault")
         self._state.service = service
-        self._state.phase = "refusing" if fault else "ready"
         if fault:
+            self._state.phase, self._state.reason = "refusing", str(fault)
             print(f"leftfold: refusing all work: {fault}", file=sys.stderr)
             return
+        self._state.phase = "ready"
         host, port = self._listener.getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"leftfold: serving {self._state.model_name} on http://{shown}:{port}", file=sys.stderr, flush=True)
@@ -152,7 +153,7 @@ class Supervisor:
     async def _start_engine(self) -> tuple[EngineClient, Process]:
         addresses = {name: f"ipc://{self._folder}/{name}" for name in ("commands", "outputs")}
         self._client = EngineClient(**addresses)
-        setup = {**addresses, "builder": self._builder, "options": self._options.to_dict()}
+        setup = {**addresses, "builder": self._builder, "options": {**self._options.to_dict(), "api_key": None}}
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "leftfold.server.engine_process", stdin=PIPE, start_new_session=True
         )
@@ -196,6 +197,7 @@ def _http_config(state: ServerState) -> uvicorn.Config:
         access_log=not state.options.disable_access_log,
         lifespan="off",
         server_header=False,
+        timeout_keep_alive=75,  # longer than clients keep idle connections, so that none is closed under a request
         timeout_graceful_shutdown=_ANSWER_SECONDS,  # type: ignore[arg-type]  # a fraction works as well
     )
 

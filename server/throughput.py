@@ -15,9 +15,9 @@ INTERVAL_SECONDS = 10.0
 
 async def report_throughput(engine: EngineClient, interval: float = INTERVAL_SECONDS) -> None:
     """Logs a line per interval in which something happened, until cancelled or the engine is gone."""
-    before: Mapping[str, Any] = await engine.stats()
+    before: Mapping[str, Any] = {}
     while True:
-        await asyncio.sleep(interval)
+        await asyncio.sleep(interval if before else 0)
         try:
             now = await engine.stats()
         except TimeoutError:
@@ -25,7 +25,7 @@ async def report_throughput(engine: EngineClient, interval: float = INTERVAL_SEC
             continue
         except EngineGone:
             return
-        if now.get("steps") != before.get("steps") or now.get("live"):
+        if before and (now.get("steps") != before.get("steps") or now.get("live")):
             _log.info(line(before, now, interval))
         before = now
 

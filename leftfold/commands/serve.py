@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     log = parser.add_argument_group("log")
     _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
     _add(log, "--durability", choices=("async", "off"), help="async: group commits (default); off: keep no log")
-    _add(log, "--shutdown-timeout", type=float, metavar="SECONDS", help="time to drain on a stop (4)")
+    _add(log, "--shutdown-timeout", type=float, metavar="SECONDS", help="time to drain on a stop (2)")
     add_engine_arguments(parser)
 
 

@@ -178,3 +178,14 @@ def test_more_than_may_wait_is_refused_with_a_hint_when_to_come_back(folder: Pat
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         server.wait_until_idle()
 
+
+
+def test_an_engine_that_refuses_all_work_says_why(folder: Path) -> None:
+    with ServerProcess.toy(folder, {"TOY_FAULT": "1"}) as server:
+        eventually(lambda: "refusing all work" in server.stderr)
+        answer = chat(server)
+        assert (answer.status_code, answer.headers["x-leftfold-state"]) == (503, "refusing")
+        assert "record 7 broke the reducer" in answer.json()["error"]["message"]
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert httpx.get(f"{server.url}/metrics").status_code == 200
+        assert server.interrupt() == 0

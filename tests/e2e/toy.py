@@ -43,6 +43,13 @@ class ToyExecutor:
         return Result(plan.step, np.array(tokens, dtype=np.int32), None)  # type: ignore[arg-type]
 
 
+class FaultyEngine(Engine):
+    """Comes up refusing all work, as an engine does whose log the reducer cannot fold."""
+
+    def start(self) -> None:
+        self.fault = "record 7 broke the reducer"
+
+
 def _next(token: int, position: int) -> int:
     return _LETTERS[(token * 31 + position * position * 7 + 3) % len(_LETTERS)]
 
@@ -61,7 +68,8 @@ def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
     )
     log = EventLog.memory() if options.log_dir is None else EventLog.open(options.log_dir)
     seconds = float(os.environ.get("TOY_STEP_SECONDS", "0.001"))
-    return Engine(log=log, executor=ToyExecutor(seconds), config=config, model="toy", on_effects=on_effects)
+    kind = FaultyEngine if "TOY_FAULT" in os.environ else Engine
+    return kind(log=log, executor=ToyExecutor(seconds), config=config, model="toy", on_effects=on_effects)
 
 
 if __name__ == "__main__":

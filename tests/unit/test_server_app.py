@@ -289,6 +289,14 @@ def test_c76_gauges_are_functions_of_state_at_the_scrape(app: App) -> None:
         assert f'leftfold:{name}{{engine="0",model_name="toy"}} 0.0' in text
 
 
+def test_engine_counters(app: App) -> None:
+    app.engine.values = {"preemptions": 3, "prefix_queries": 10, "prefix_hits": 4}
+    text = app.request("GET", "/metrics").text
+    for name, value in (("num_preemptions", 3), ("prefix_cache_queries", 10), ("prefix_cache_hits", 4)):
+        assert f"# TYPE leftfold:{name}_total counter" in text
+        assert f'leftfold:{name}_total{{engine="0",model_name="toy"}} {value}.0' in text
+
+
 def test_counters_and_histograms(app: App) -> None:
     app.complete(prompt="abc", max_tokens=5)
     app.complete(prompt="abc", stop="c")
