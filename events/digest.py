@@ -21,14 +21,21 @@ def canonical(value: Any) -> bytes:
 
 
 def digest_of(
-    previous: str, plan: Plan, ended: Sequence[int], joined: Sequence[Joined], chunk_tokens: Sequence[TokenArray]
+    previous: str,
+    plan: Plan,
+    ended: Sequence[int],
+    joined: Sequence[Joined],
+    chunk_tokens: Sequence[TokenArray],
+    voids: int = 0,
 ) -> str:
     """BLAKE2b-128 over the previous digest, the logged delta and everything hydrated into it; 32 hex digits."""
-    if not (ended or joined or chunk_tokens):
+    if not (ended or joined or chunk_tokens or voids):
         return blake2b(previous.encode() + plan_json(plan), digest_size=16).hexdigest()
     parts = [previous.encode(), plan_json(plan)]
     if ended:
         parts.append(canonical(list(ended)))
+    if voids:
+        parts.append(b"voids %d" % voids)
     for row in joined:
         parts += (b"%d," % row.prompt_len, params_json(row.params), np.ascontiguousarray(row.tokens, "<i4").tobytes())
     parts += [np.ascontiguousarray(tokens, "<i4").tobytes() for tokens in chunk_tokens]
@@ -37,4 +44,4 @@ def digest_of(
 
 def chain_digest(previous: str, plan: ExecutionPlan) -> str:
     """What `plan.digest` must be, given the digest of the plan before it (`START` after a `Started`)."""
-    return digest_of(previous, plan.plan, plan.ended, plan.joined, plan.chunk_tokens)
+    return digest_of(previous, plan.plan, plan.ended, plan.joined, plan.chunk_tokens, plan.voids)

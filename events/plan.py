@@ -219,7 +219,9 @@ class ExecutionPlan:
     `plan`: the logged delta. `ended`: slots that left the row set since the previous plan without being named in
     `plan.preempt`, in ascending order. `joined`: one per `plan.join`, same order. `chunk_tokens`: the input token
     ids of each of `plan.chunks` (int32; empty for length 0). `digest`: chained over the hydrated plans, as 32 hex
-    digits; a `ForwardDone` attests to it. An executor applies in this order: ended, preempt, join, grow, ops, rows.
+    digits; a `ForwardDone` attests to it. `voids`: failed steps, since the executor's start, that were known when this
+    was planned; an executor that knows of more applies the deltas alone, since rows of a plan after a failed step start
+    from what was never computed. An executor applies in this order: ended, preempt, join, grow, ops, rows.
     """
 
     plan: Plan
@@ -228,6 +230,7 @@ class ExecutionPlan:
     chunk_tokens: Sequence[TokenArray]
     digest: str
     source: RowSource
+    voids: int = 0
 
     @property
     def step(self) -> int:

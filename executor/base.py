@@ -28,6 +28,11 @@ NO_TOKENS: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
 NO_TOKENS.setflags(write=False)
 
 
+def void(plan: ExecutionPlan, digest: str) -> Result:
+    """What a step gets that was planned before an earlier one was known to have failed."""
+    return Result(plan.step, NO_TOKENS, digest, {"text": "an earlier step failed", "retry": True, "rows": ()})
+
+
 class Executor(Protocol):
     """One executor of an engine. Calls come from one thread, plans in order of their steps."""
 
@@ -39,6 +44,7 @@ class Executor(Protocol):
         """Apply the plan's deltas, run its operations and rows. Never raises: what went wrong is in `error`.
 
         A failed step leaves its deltas (ended, preempt, join, grow) applied and no row advanced, so the same rows
-        may come again in a later plan.
+        may come again in a later plan. Plans with fewer `voids` than steps have failed here were made before the
+        failure was known: their deltas are applied, nothing is computed, and the result is `void`.
         """
         ...

@@ -62,7 +62,12 @@ class DeviceState:
         return tuple(self._order)
 
     def apply(self, plan: ExecutionPlan) -> StepRows:
-        """Apply ended, preempt, join and grow, and lay out the step. Raises `PlanError` for what cannot be."""
+        """Apply the plan's deltas, and lay out the step. Raises `PlanError` for what cannot be."""
+        self.apply_deltas(plan)
+        return self._lay_out(plan)
+
+    def apply_deltas(self, plan: ExecutionPlan) -> None:
+        """Apply ended, preempt, join and grow. Raises `PlanError` for what cannot be."""
         base = plan.plan.base
         if base is not None and base != self._last_step:
             raise PlanError(f"step {plan.step} starts from step {base}, but the last one here was {self._last_step}")
@@ -77,7 +82,6 @@ class DeviceState:
             raise PlanError(f"step {plan.step} grows {len(plan.grow)} groups; this executor has one")
         for grow in plan.grow:
             self._grow(np.asarray(grow.slots, dtype=np.int64), np.asarray(grow.pages, dtype=np.int64))
-        return self._lay_out(plan)
 
     def commit(self, rows: StepRows, tokens: npt.NDArray[np.int32]) -> None:
         """Advance the rows by what was computed; `tokens` (one per sampling row) enter their histories."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from leftfold.events import Copy, ExecutionPlan, Joined, chain_digest
 from leftfold.events.digest import START
-from leftfold.executor.base import NO_TOKENS, Result
+from leftfold.executor.base import NO_TOKENS, Result, void
 from leftfold.executor.errors import PlanError, RowError
 
 UNWRITTEN = -1
@@ -71,6 +71,7 @@ class OracleExecutor:
         self._rows: dict[int, _Row] = {}  # by slot, in the order they joined
         self._digest = START
         self._last_step: int | None = None
+        self._failures = 0
 
     def fail_next(self, text: str, rows: tuple[int, ...] = ()) -> None:
         """Let the next step fail after its deltas, as a fault of the device would."""
@@ -82,14 +83,18 @@ class OracleExecutor:
         self._digest = digest = chain_digest(self._digest, plan)
         try:
             self._apply_deltas(plan)
+            if plan.voids < self._failures:
+                return void(plan, digest)
             if self._planned_failure is not None:
                 (text, rows), self._planned_failure = self._planned_failure, None
                 raise RowError(text, rows)
             decoding, chunks = self._work(plan)
             tokens = self._compute(decoding, chunks)
         except RowError as error:
+            self._failures += 1
             return Result(step, NO_TOKENS, digest, {"text": str(error), "retry": True, "rows": error.rows})
         except (PlanError, LookupError, ValueError) as error:
+            self._failures += 1
             text = f"step {step} does not fit the oracle's mirrors: {type(error).__name__}: {error}"
             return Result(step, NO_TOKENS, digest, {"text": text, "retry": False, "rows": ()})
         return Result(step, np.array(tokens, dtype=np.int32), digest)

@@ -12,7 +12,7 @@ import torch
 
 from leftfold.events import Copy, ExecutionPlan, chain_digest
 from leftfold.events.digest import START
-from leftfold.executor.base import NO_TOKENS, Result
+from leftfold.executor.base import NO_TOKENS, Result, void
 from leftfold.executor.errors import ModelError, PlanError, RowError
 from leftfold.executor.mirrors import DeviceState, StepRows
 from leftfold.executor.models.llama import KVMemory, Llama, StepInput
@@ -63,12 +63,14 @@ class TorchExecutor:
         self.state = DeviceState(num_pages, page_size, max_running)
         self.sampler = Sampler(chosen.get("sampling", vocabulary=loaded.config.vocab_size))
         self._digest = START
+        self._failures = 0
         self._planned_failure: tuple[str, tuple[int, ...]] | None = None
 
     def reset(self) -> None:
         """Forget all rows and KV content, restart the digest chain."""
         self.state.reset()
         self._digest = START
+        self._failures = 0
         with torch.inference_mode():
             self.memory.clear()
 
@@ -80,6 +82,9 @@ class TorchExecutor:
         """Apply one plan. Never raises; `Result.error` says what went wrong and whether to try again."""
         self._digest = chain_digest(self._digest, plan)
         try:
+            if plan.voids < self._failures:
+                self.state.apply_deltas(plan)
+                return void(plan, self._digest)
             rows = self.state.apply(plan)
             with torch.inference_mode():
                 self._run_operations(plan)
@@ -94,6 +99,7 @@ class TorchExecutor:
         return Result(plan.step, tokens, self._digest)
 
     def _failed(self, plan: ExecutionPlan, text: str, retry: bool, rows: tuple[int, ...] = ()) -> Result:
+        self._failures += 1
         error: dict[str, Any] = {"text": text, "retry": retry, "rows": rows}
         return Result(plan.step, NO_TOKENS, self._digest, error)
 

@@ -74,37 +74,62 @@ def _check_slots(state: State, seats: list[Seat]) -> None:
 
 def _check_rows(state: State) -> None:
     """Rows are in join order, within their pages, and write only to pages that are theirs alone."""
-    columns, pool, size = state.columns, state.pool, state.config.page_size
-    computed_column, bases = columns.computed.tolist(), columns.base.tolist()
-    last = -1
-    edge = [seat.slot for seat in state.decoding.seats if computed_column[seat.slot] == len(seat.pages) * size]
-    if sorted(edge) != sorted(state.at_edge):
-        raise InvariantViolation(f"rows {edge} are at the end of their pages, {state.at_edge} are noted")
+    columns, size, last = state.columns, state.config.page_size, -1
+    computed_column, planned_column = columns.computed.tolist(), columns.planned.tolist()
+    bases, runways = columns.base.tolist(), columns.runway.tolist()
+    depth = len(state.in_flight)
+    edge, resting = [], []
     for seat in state.decoding.seats:
         slot, request = seat.slot, seat.request
-        computed, capacity = computed_column[slot], len(seat.pages) * size
-        if seat.order <= last or request.phase is not Phase.DECODING:
-            raise InvariantViolation(f"row {request.rid!r} is out of order or {request.phase}")
+        computed, planned, capacity = computed_column[slot], planned_column[slot], len(seat.pages) * size
+        if planned >= seat.last:
+            resting.append(slot)
+        elif planned == capacity:
+            edge.append(slot)
+        if seat.order <= last:
+            raise InvariantViolation(f"row {request.rid!r} is out of order")
         last = seat.order
-        if not capacity - size <= computed <= capacity or seat.edge != (computed // size + 1) * size:
-            raise InvariantViolation(f"row {request.rid!r}: computed {computed}, capacity {capacity}, {seat.pages}")
-        if computed + 1 >= request.limit:
-            raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
-        if computed < capacity:
-            page = seat.pages[-1]
-            if bases[slot] + computed != page * size + computed % size:
-                raise InvariantViolation(f"row {request.rid!r} writes to {bases[slot] + computed}, not page {page}")
-            if pool.refs[page] != 1 or pool.keys[page] is not None:
-                raise InvariantViolation(f"row {request.rid!r} writes to page {page}, which is shared")
+        if not computed <= planned <= min(capacity, seat.last) == runways[slot]:
+            raise InvariantViolation(f"row {request.rid!r}: {computed} computed, {planned} planned, {seat.pages}")
+        if computed < seat.target:
+            if request.phase is not Phase.PREFILLING or planned < seat.target or not depth:
+                raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {planned} of {seat.target} planned")
+        else:
+            _check_decoding(state, seat, computed, bases[slot], planned - computed <= depth)
+    if sorted(edge) != sorted(state.at_edge) or sorted(resting) != sorted(state.resting):
+        raise InvariantViolation(f"at the end of their pages are {edge}, of their limits {resting}; noted are others")
     for slot, seat in state.prefilling.items():
-        computed, request = computed_column[slot], seat.request
-        if request.phase is not Phase.PREFILLING or not computed < seat.target == len(request.tokens):
+        computed, planned, request = computed_column[slot], planned_column[slot], seat.request
+        if request.phase is not Phase.PREFILLING or not computed <= planned < seat.target == len(request.tokens):
             raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {computed} of {seat.target}")
-        if len(seat.pages) != demand(seat.target, size):
+        most = demand(seat.target + state.config.pipeline_depth, size)  # a failed step may have planned so far
+        if not demand(seat.target, size) <= len(seat.pages) <= most:
             raise InvariantViolation(f"row {request.rid!r}: {seat.pages} for {seat.target} tokens")
-        for page in seat.pages[computed // size :]:
-            if pool.refs[page] != 1 or pool.keys[page] is not None:
-                raise InvariantViolation(f"row {request.rid!r} will write to page {page}, which is shared")
+        _check_private(state, seat, computed // size)
+
+
+def _check_decoding(state: State, seat: Seat, computed: int, base: int, in_time: bool) -> None:
+    size, request = state.config.page_size, seat.request
+    if request.phase is not Phase.DECODING or not in_time:
+        raise InvariantViolation(f"row {request.rid!r} is {request.phase} or planned too far ahead")
+    number, within = divmod(computed, size)
+    most = demand(computed + state.config.pipeline_depth + 1, size)
+    if not demand(computed, size) <= len(seat.pages) <= most or seat.edge != (number + 1) * size:
+        raise InvariantViolation(f"row {request.rid!r}: computed {computed}, edge {seat.edge}, {seat.pages}")
+    if computed + 1 >= request.limit:
+        raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
+    if number < len(seat.pages):
+        if base + computed != seat.pages[number] * size + within:
+            raise InvariantViolation(f"row {request.rid!r} writes to {base + computed}, not {seat.pages[number]}")
+        _check_private(state, seat, number)
+
+
+def _check_private(state: State, seat: Seat, first: int) -> None:
+    """Pages that a row has yet to write are its own and not findable."""
+    pool = state.pool
+    for page in seat.pages[first:]:
+        if pool.refs[page] != 1 or pool.keys[page] is not None:
+            raise InvariantViolation(f"row {seat.request.rid!r} will write to page {page}, which is shared")
 
 
 def _check_requests(state: State) -> None:

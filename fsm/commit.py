@@ -9,13 +9,13 @@ import numpy as np
 from leftfold.events.plan import IntArray
 from leftfold.events.types import ForwardDone
 from leftfold.fsm.effects import FinishReason, Output, Outputs, TokenBatch, Usage
-from leftfold.fsm.ending import drain, end, end_with_output
+from leftfold.fsm.ending import drain, drain_all, end, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import ChunkRow
-from leftfold.fsm.seating import begin_decoding
+from leftfold.fsm.seating import begin_decoding, rewind
 from leftfold.fsm.state import InFlight, State
 
 _NO_TOKENS = np.empty(0, np.int64)
@@ -71,6 +71,8 @@ def _commit_decode(
 ) -> None:
     rows, columns = flight.rows, state.columns
     seats, slots, starts, inputs = rows.decode.seats, rows.decode.slots, rows.starts, rows.inputs
+    if inputs is None:  # an earlier step brought them meanwhile
+        inputs = columns.last[slots]
     if flight.ended:
         alive = np.flatnonzero(~np.isin(slots, flight.ended))
         seats = [seats[index] for index in alive.tolist()]
@@ -110,18 +112,19 @@ def _look_at(
 
 
 def _turn_pages(state: State, filled: Sequence[Seat]) -> None:
-    """Decoding rows have filled a page: publish it, and note the next one's end or that there is none yet."""
-    size, raw, alarm = state.config.page_size, state.pool.raw, state.columns.alarm
+    """Decoding rows have filled a page: publish it, and go on with the next one, if it is granted yet."""
+    size, raw, alarm, base = state.config.page_size, state.pool.raw, state.columns.alarm, state.columns.base
     width = size * 4
     full: list[tuple[int, bytes]] = []
     for seat in filled:
         pages, edge = seat.pages, seat.edge
+        number = edge // size
         if seat.parent is not None:
-            page = pages[edge // size - 1]
+            page = pages[number - 1]
             key = seat.parent = page_key(seat.parent, raw[page * width : (page + 1) * width])
             full.append((page, key))
-        if edge == len(pages) * size:
-            state.at_edge.append(seat.slot)
+        if number < len(pages):
+            base[seat.slot] = (pages[number] - number) * size
         edge = seat.edge = edge + size
         alarm[seat.slot] = edge if edge < seat.final else seat.final
     state.pool.publish(full)
@@ -131,7 +134,6 @@ def _commit_chunks(
     state: State, flight: InFlight, tokens: list[int], outputs: Outputs, over: list[tuple[Request, FinishReason]]
 ) -> None:
     sampled = iter(tokens)
-    decoding: list[Seat] = []
     for chunk in flight.rows.chunks:
         token = next(sampled) if chunk.samples else None
         if chunk.seat.slot in flight.ended or not chunk.length:
@@ -144,8 +146,6 @@ def _commit_chunks(
             continue
         at = chunk.start + chunk.length
         advance(request, Trigger.PREFILLED)
-        decoding.append(chunk.seat)
-        del state.prefilling[chunk.seat.slot]
         begin_decoding(state, chunk.seat, token, at)
         reason = _reason(request, token, at)
         usage = None if reason is None else _usage(request, at)
@@ -155,9 +155,6 @@ def _commit_chunks(
         state.count("generation_tokens")
         if reason is not None:
             over.append((request, reason))
-    if decoding:
-        decoding.sort(key=lambda seat: seat.order)
-        state.decoding = state.decoding.including(decoding)
 
 
 def _store_chunk(state: State, chunk: ChunkRow) -> None:
@@ -188,18 +185,20 @@ def _usage(request: Request, at: int) -> Usage:
 def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
     """This step and all later ones are void: named rows end, the others keep what is committed and run again."""
     error = event.error or {}
-    voided = list(state.in_flight)
-    state.in_flight.clear()
-    state.count("failed_steps")
-    flight = voided[0]
+    flight = state.in_flight[0]
+    gone = set(flight.ended)
     seats = _seats(flight)
+    drain_all(state)
+    rewind(state)
+    state.voids += 1
+    state.count("failed_steps")
     culprits = {index for index in error.get("rows") or () if isinstance(index, int) and 0 <= index < len(seats)}
     if not error.get("retry", False) and not culprits:
         culprits = set(range(len(seats)))
     told = {"code": "failed", "text": str(error.get("text", "the step failed"))}
-    alone = sum(seat.slot not in flight.ended for seat in seats) == 1
+    alone = sum(seat.slot not in gone for seat in seats) == 1
     for index, seat in enumerate(seats):
-        if seat.slot in flight.ended:
+        if seat.slot in gone:
             continue
         request = seat.request
         request.failures += alone
@@ -207,8 +206,6 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
             end_with_output(state, request, FinishReason.ERROR, outputs, told)
         else:
             advance(request, Trigger.RETRY)
-    for step in voided:
-        drain(state, step)
 
 
 def _seats(flight: InFlight) -> Sequence[Seat]:

@@ -38,7 +38,8 @@ class _Copier:
         if seat not in self.seats:
             twin = self.seats[seat] = object.__new__(Seat)
             twin.slot, twin.order, twin.target = seat.slot, seat.order, seat.target
-            twin.edge, twin.final, twin.parent, twin.stops = seat.edge, seat.final, seat.parent, seat.stops
+            twin.last, twin.edge, twin.final = seat.last, seat.edge, seat.final
+            twin.parent, twin.stops = seat.parent, seat.stops
             twin.pages = seat.pages.copy()
             twin.request = self.request(seat.request)
         return self.seats[seat]
@@ -75,6 +76,7 @@ class _Copier:
         twin.decoding = self.rows(state.decoding)
         twin.prefilling = {slot: self.seat(seat) for slot, seat in state.prefilling.items()}
         twin.at_edge = state.at_edge.copy()
+        twin.resting = state.resting.copy()
         twin.stopping = [self.seat(seat) for seat in state.stopping]
         twin.left = state.left.copy()
         twin.in_flight = deque(self.in_flight(step) for step in state.in_flight)

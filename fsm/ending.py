@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.request import Request, Seat
-from leftfold.fsm.rows import StepRows
 from leftfold.fsm.seating import dequeue, leave_rows, release
 from leftfold.fsm.state import KEPT_FINISHED, InFlight, State
 
@@ -38,7 +37,8 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         if request.seat is None:
             dequeue(state, request)
             _gone(state, request, Trigger.END)
-        elif state.in_flight and _mark_in_flight(state, request.seat):
+        elif state.flies(request.seat):
+            _mark_in_flight(state, request.seat)
             state.stopping.append(request.seat)
             advance(request, Trigger.END_IN_FLIGHT)
         else:
@@ -57,16 +57,16 @@ def drain(state: State, step: InFlight) -> None:
         _gone(state, seat.request, Trigger.DRAINED)
 
 
-def names(rows: StepRows, seat: Seat) -> bool:
-    """Whether a plan computes anything for `seat`."""
-    return seat in rows.decode.seats or any(chunk.seat is seat and chunk.length for chunk in rows.chunks)
+def drain_all(state: State) -> None:
+    """Everything in flight is over without a result."""
+    while state.in_flight:
+        drain(state, state.in_flight.popleft())
 
 
-def _mark_in_flight(state: State, seat: Seat) -> bool:
-    named = [step for step in state.in_flight if names(step.rows, seat)]
-    for step in named:
-        step.ended.append(seat.slot)
-    return bool(named)
+def _mark_in_flight(state: State, seat: Seat) -> None:
+    for step in state.in_flight:
+        if step.rows.names(seat):
+            step.ended.append(seat.slot)
 
 
 def _gone(state: State, request: Request, trigger: Trigger) -> None:

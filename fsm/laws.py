@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from leftfold.events.digest import digest_of
 from leftfold.events.plan import ExecutionPlan, Join, Joined, Plan, as_list
 from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.prefix import extend_keys
-from leftfold.fsm.rows import ChunkRow, StepRows
-from leftfold.fsm.seating import dequeue, put_back, take_seat
+from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
+from leftfold.fsm.seating import dequeue, note_runway, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
 from leftfold.fsm.validity import refuse_invalid
 
@@ -65,32 +67,62 @@ def _join(state: State, row: Join) -> Joined:
 
 def _grow(state: State, slots: list[int], pages: list[int]) -> None:
     """Append one page to each row: per-row work only where a page is full, once in `page_size` steps."""
-    base, size, by_slot = state.columns.base, state.config.page_size, state.by_slot
+    columns, size, by_slot = state.columns, state.config.page_size, state.by_slot
+    base, runway = columns.base, columns.runway
     state.pool.grant(pages)
-    state.at_edge = []
     for slot, page in zip(slots, pages, strict=True):
         seat = by_slot[slot]
         assert seat is not None
-        base[slot] = (page - len(seat.pages)) * size
+        number = len(seat.pages)
         seat.pages.append(page)
+        reach = number * size + size
+        runway[slot] = reach if reach < seat.last else seat.last
+        if seat.edge == reach:  # all before is committed; otherwise the commit that fills the page before turns to this
+            base[slot] = (page - number) * size
+    state.at_edge = [slot for slot in state.at_edge if slot not in slots] if len(slots) < len(state.at_edge) else []
 
 
 def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
-    columns, decode = state.columns, state.decoding
-    chunks = []
-    for slot, length, samples in plan.chunks:
-        seat = state.by_slot[slot]
-        assert seat is not None
-        start = int(columns.computed[slot])
-        chunks.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start : start + length]))
-    rows = StepRows(decode, columns.computed[decode.slots], columns.last[decode.slots], chunks, state.config.page_size)
+    chunks = _chunk_rows(state, plan)
+    decode = _decode_rows(state, plan)
+    columns, slots = state.columns, decode.slots
+    starts = columns.planned[slots]
+    inputs = None if state.in_flight else columns.last[slots]
+    rows = StepRows(decode, starts, inputs, chunks, state.config.page_size)
+    planned = starts + 1
+    columns.planned[slots] = planned
+    for index in (planned >= columns.runway[slots]).nonzero()[0].tolist():
+        note_runway(state, decode.seats[index], int(planned[index]))
+    done = [chunk.seat for chunk in chunks if chunk.samples]
+    if done:
+        done.sort(key=lambda seat: seat.order)
+        planned_through(state, done)
     ended = tuple(sorted(state.left)) if state.left else ()
     tokens = [chunk.tokens for chunk in chunks]
     state.left = []
-    state.chain = digest_of(state.chain, plan, ended, joined, tokens)
+    state.chain = digest_of(state.chain, plan, ended, joined, tokens, state.voids)
     state.next_step += 1
     assert plan.step is not None
     state.in_flight.append(InFlight(plan.step, state.chain, rows))
     return ExecutionPlan(
-        plan=plan, ended=ended, joined=joined, chunk_tokens=tokens, digest=state.chain, source=rows
+        plan=plan, ended=ended, joined=joined, chunk_tokens=tokens, digest=state.chain, source=rows, voids=state.voids
     )
+
+
+def _decode_rows(state: State, plan: Plan) -> RowSet:
+    """Rows that decode one token: all that have their prompt planned, but those that the plan leaves out."""
+    left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in state.prefilling]
+    if not left_out:
+        return state.decoding
+    return state.decoding.without(np.flatnonzero(np.isin(state.decoding.slots, left_out)).tolist())
+
+
+def _chunk_rows(state: State, plan: Plan) -> list[ChunkRow]:
+    rows: list[ChunkRow] = []
+    for slot, length, samples in plan.chunks:
+        seat = state.by_slot[slot]
+        assert seat is not None
+        start = int(state.columns.planned[slot])
+        rows.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start : start + length]))
+        state.columns.planned[slot] = start + length
+    return rows

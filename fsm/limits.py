@@ -8,6 +8,9 @@ from typing import Any
 
 from leftfold.fsm.policy import POLICIES
 
+MAX_DEPTH = 2
+"""Steps that may be planned before the result of the one before them is in."""
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be; the message names field and value."""
@@ -43,8 +46,8 @@ class Config:
                 _positive(name, getattr(self, name))
         if not isinstance(self.op_deadline, int) or self.op_deadline < 0:
             raise ConfigError(f"op_deadline {self.op_deadline!r} is not a duration in µs")
-        if self.pipeline_depth != 0:
-            raise ConfigError(f"pipeline_depth {self.pipeline_depth!r} is not supported: it must be 0")
+        if type(self.pipeline_depth) is not int or not 0 <= self.pipeline_depth <= MAX_DEPTH:
+            raise ConfigError(f"pipeline_depth {self.pipeline_depth!r} must be 0 to {MAX_DEPTH}")
         if self.policy not in POLICIES:
             raise ConfigError(f"policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
 
@@ -62,6 +65,11 @@ class Config:
     def rows(self) -> int:
         """The most rows at once: every decoding row must fit into the token budget of a step."""
         return min(self.max_running, self.max_batch_tokens)
+
+    @property
+    def slots(self) -> int:
+        """Slots: rows that only drain keep theirs while others join."""
+        return self.max_running * (self.pipeline_depth + 1)
 
     def as_dict(self) -> dict[str, Any]:
         """As `Started.config` records it."""

@@ -27,7 +27,7 @@ def decide(state: State, t: int) -> Plan | None:
         return Plan(ends=_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
     if not _plans_rows(state):
         return Plan(ends=_ends(overdue)) if overdue else None
-    if overdue or state.waiting or state.prefilling or len(state.at_edge) > state.pool.usable:
+    if overdue or state.waiting or state.prefilling or state.resting or len(state.at_edge) > state.pool.usable:
         return _Planner(state, overdue).plan()
     return _same_rows(state) if state.decoding.seats else None
 
@@ -70,13 +70,15 @@ class _Planner:
         self.free_slots = state.free_slots
         self.dropped: Sequence[int] = ()
         self.victims: list[Seat] = []
+        self.left_out: list[int] = [*state.resting]
+        self.held_back: list[Seat] = []
         self.grow: tuple[Grow, ...] = ()
         self.chunks: list[Chunk] = []
         self.joins: list[Join] = []
         if overdue:
             self.ends = _ends(overdue)
             self._drop([request.seat for request in overdue if request.seat is not None])
-        self.budget = self.config.max_batch_tokens - len(self.decoding)
+        self.budget = 0
 
     @property
     def draft(self) -> Draft:
@@ -86,13 +88,15 @@ class _Planner:
         return self._draft
 
     def plan(self) -> Plan | None:
-        if self.state.at_edge:
-            self._grow()
+        short = self.state.at_edge and not self._grow()
+        self.chunks = [Chunk(slot, 0, False) for slot in self.left_out]
+        decoding = len(self.decoding) - len(self.left_out)
+        self.budget = self.config.max_batch_tokens - decoding
         if self.prefilling:
             self._continue()
-        if self.state.waiting and not self.victims:
+        if self.state.waiting and not short:
             self._admit()
-        if not len(self.decoding) and not any(chunk.length for chunk in self.chunks):
+        if not decoding and not any(chunk.length for chunk in self.chunks):
             return Plan(ends=self.ends) if self.ends else None
         return Plan(
             step=self.state.next_step,
@@ -105,48 +109,67 @@ class _Planner:
         )
 
     def _drop(self, seats: Sequence[Seat]) -> None:
-        """Plan as if these rows had left: their pages and slots are to be had."""
+        """Plan as if these rows had left: what no step in flight names of them is to be had."""
         slots = self.dropped = [seat.slot for seat in seats]
-        for seat in seats:
+        landed = [seat for seat in seats if not self.state.flies(seat)]
+        for seat in landed:
             self.draft.release(seat.pages)
-        gone = np.flatnonzero(np.isin(self.decoding.slots, slots)).tolist()
+        self._leave(seats)
+        self.left_out = [slot for slot in self.left_out if slot not in slots]
+        self.free_slots = [*self.free_slots, *(seat.slot for seat in landed)]
+
+    def _leave(self, seats: Sequence[Seat]) -> None:
+        gone = [index for index, seat in enumerate(self.decoding.seats) if seat in seats]
         if gone:
             self.decoding = self.decoding.without(gone)
-        self.prefilling = [seat for seat in self.prefilling if seat.slot not in slots]
-        self.free_slots = [*self.free_slots, *slots]
+        self.prefilling = [seat for seat in self.prefilling if seat not in seats]
 
-    def _grow(self) -> None:
-        """A page for every decoding row that has filled its last one; the worst ranked make room if need be."""
+    def _grow(self) -> bool:
+        """A page for every row that needs one; whether there was one for each without anybody's making room."""
         needing = [slot for slot in self.state.at_edge if slot not in self.dropped]
-        if len(needing) > self.draft.usable:
-            self._make_room(needing)
+        short = len(needing) > self.draft.usable
+        if short:
+            needing = self._make_room(needing)
         if needing:
             self.grow = (Grow(needing, self.draft.take(len(needing))),)
+        return not short
 
-    def _make_room(self, needing: list[int]) -> None:
-        """Preempt from the worst rank until the rows that need a page can have one (victims leave `needing`).
+    def _make_room(self, needing: list[int]) -> list[int]:
+        """Preempt from the worst rank until the rows that need a page can have one; the slots that get one.
 
-        Every victim adds usable pages or needs one itself. The best ranked row is never reached: alone, it can
-        always grow, since its limit is at most what the pool holds.
+        A row that a step in flight names cannot be a victim: it is left out of this plan, so that it can be one when
+        its result is in. Every victim adds usable pages or needs one itself. With nothing in flight the best ranked
+        row is never reached: alone, it can always grow, since its limit is at most what the pool holds.
         """
         rows = sorted((*self.decoding.seats, *self.prefilling), key=lambda seat: seat.request.rank, reverse=True)
-        victims: list[Seat] = []
+        hoped = 0  # pages of rows that are left out to become victims
         for seat in rows:
-            if len(needing) <= self.draft.usable:
+            if len(needing) <= self.draft.usable + hoped:
                 break
-            needs = seat.slot in needing
-            if not needs and not self.draft.gain(seat.pages):
+            needs, gain = seat.slot in needing, self.draft.gain(seat.pages)
+            if not needs and not gain:
                 continue
             if needs:
                 needing.remove(seat.slot)
-            victims.append(seat)
-            self.draft.release(seat.pages)
-        gone = [index for index, seat in enumerate(self.decoding.seats) if seat in victims]
-        if gone:
-            self.decoding = self.decoding.without(gone)
-        self.prefilling = [seat for seat in self.prefilling if seat not in victims]
-        self.budget = self.config.max_batch_tokens - len(self.decoding)
-        self.victims = victims
+            if not self.state.flies(seat):
+                self.victims.append(seat)
+                self.draft.release(seat.pages)
+            else:
+                hoped += gain
+                self._leave_out(seat)
+        self._leave(self.victims)
+        by_rank = [seat for seat in reversed(rows) if seat.slot in needing]
+        for seat in by_rank[self.draft.usable :]:
+            self._leave_out(seat)
+        fed = [seat.slot for seat in by_rank[: self.draft.usable]]
+        return [slot for slot in needing if slot in fed]
+
+    def _leave_out(self, seat: Seat) -> None:
+        """No token for this row now. Chunks that are left of its prompt are left out with it."""
+        if seat in self.prefilling:
+            self.held_back.append(seat)
+        elif seat.slot not in self.left_out:
+            self.left_out.append(seat.slot)
 
     def _chunk(self, slot: int, start: int, target: int) -> None:
         length = min(self.budget, self.config.chunk, target - start)
@@ -154,9 +177,12 @@ class _Planner:
         self.chunks.append(Chunk(slot, length, length > 0 and start + length == target))
 
     def _continue(self) -> None:
-        computed = self.state.columns.computed
+        planned = self.state.columns.planned
         for seat in self.prefilling:
-            self._chunk(seat.slot, int(computed[seat.slot]), seat.target)
+            if seat in self.held_back:
+                self.chunks.append(Chunk(seat.slot, 0, False))
+            else:
+                self._chunk(seat.slot, int(planned[seat.slot]), seat.target)
 
     def _admit(self) -> None:
         """Admit by rank while slots, budget and pages last; who does not fit is not overtaken."""

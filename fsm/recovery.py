@@ -6,7 +6,7 @@ from leftfold.events.digest import START
 from leftfold.events.types import Started
 from leftfold.fsm.columns import Columns
 from leftfold.fsm.effects import Ack, FinishReason, Outputs
-from leftfold.fsm.ending import drain, end_with_output
+from leftfold.fsm.ending import drain_all, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
@@ -34,6 +34,7 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     state.executor_present = True
     state.incarnation = event.incarnation
     state.chain = START
+    state.voids = 0
     state.left.clear()
     if state.gate is Gate.CLOSING:
         acks.append(Ack(state.closing_call or "", False, "superseded: the engine was started again"))
@@ -43,10 +44,7 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
 
 
 def _void(state: State) -> None:
-    voided = list(state.in_flight)
-    state.in_flight.clear()
-    for step in voided:
-        drain(state, step)
+    drain_all(state)
     for seat in list(state.running()):
         request = seat.request
         put_back(state, seat)
@@ -63,9 +61,9 @@ def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
     state.config = config
     state.policy = POLICIES[config.policy]
     state.pool = PagePool(config.num_pages, config.page_size)
-    state.columns = Columns(config.max_running)
-    state.free_slots = list(range(config.max_running - 1, -1, -1))
-    state.by_slot = [None] * config.max_running
+    state.columns = Columns(config.slots)
+    state.free_slots = list(range(config.slots - 1, -1, -1))
+    state.by_slot = [None] * config.slots
     waiting = list(state.waiting)
     for request in waiting:
         state.waiting.remove(request.rank)

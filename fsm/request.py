@@ -14,11 +14,11 @@ class Seat:
 
     `order`: counts joins, so rows sort by it. `target`: tokens known at the join, which the prefill computes.
     While it decodes: `edge` is the position at which its current page is full; `parent` the prefix key of the page
-    before that (None: it does not publish); `final` the positions computed when its limit is reached (0: look at every
-    token, since it has stop ids that are too large to be watched).
+    before that (None: it does not publish); `final` is `last` (0: look at every token, since it has stop ids that are
+    too large to be watched). `last`: positions computed when its limit is reached.
     """
 
-    __slots__ = ("edge", "final", "order", "pages", "parent", "request", "slot", "stops", "target")
+    __slots__ = ("edge", "final", "last", "order", "pages", "parent", "request", "slot", "stops", "target")
 
     def __init__(self, request: Request, slot: int, order: int, pages: list[int]) -> None:
         self.request = request
@@ -27,6 +27,7 @@ class Seat:
         self.pages = pages
         self.target = len(request.tokens)
         self.stops = request.stops
+        self.last = request.limit - 1
         self.edge = 0
         self.final = 0
         self.parent: bytes | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -41,9 +42,10 @@ class RowSet:
         added = np.array([seat.slot for seat in joined], np.int64)
         return RowSet(self.seats + joined, np.concatenate((self.slots, added)))
 
-    def index(self, seat: Seat) -> int:
-        """Where `seat` stands. Raises `ValueError` when it does not."""
-        return self.seats.index(seat)
+    def find(self, seat: Seat) -> int:
+        """Where `seat` stands, -1 if it does not."""
+        at = bisect_left(self.seats, seat.order, key=lambda other: other.order)
+        return at if at < len(self.seats) and self.seats[at] is seat else -1
 
 
 EMPTY = RowSet([], np.empty(0, np.int64))
@@ -62,13 +64,14 @@ class ChunkRow(NamedTuple):
 class StepRows(RowSource):
     """The rows of one plan: decode rows as columns, chunk rows one by one. Holds values only, no state.
 
-    `starts`: int64, first position of each decode row; `inputs`: its input token.
+    `starts`: int64, first position of each decode row; `inputs`: its input token, or None while an earlier step, which
+    brings it, is in flight.
     """
 
     __slots__ = ("_rows", "chunks", "decode", "inputs", "page_size", "starts")
 
     def __init__(
-        self, decode: RowSet, starts: IntArray, inputs: IntArray, chunks: Sequence[ChunkRow], page_size: int
+        self, decode: RowSet, starts: IntArray, inputs: IntArray | None, chunks: Sequence[ChunkRow], page_size: int
     ) -> None:
         self.decode = decode
         self.starts = starts
@@ -76,6 +79,10 @@ class StepRows(RowSource):
         self.chunks = chunks
         self.page_size = page_size
         self._rows: tuple[Row, ...] | None = None
+
+    def names(self, seat: Seat) -> bool:
+        """Whether the plan computes anything for `seat`."""
+        return self.decode.find(seat) >= 0 or any(chunk.seat is seat and chunk.length for chunk in self.chunks)
 
     def rows(self) -> Sequence[Row]:
         """Built when first asked for."""
@@ -87,11 +94,12 @@ class StepRows(RowSource):
         return tuple(seat.pages[: demand(end, self.page_size)])
 
     def _decode_rows(self) -> Sequence[Row]:
+        starts = self.starts.tolist()
+        inputs = [()] * len(starts) if self.inputs is None else [(token,) for token in self.inputs.tolist()]
         return [
-            Row(seat.request.rid, seat.request.choice, seat.slot, start, 1, True, (token,),
-                self._pages(seat, start + 1))
-            for seat, start, token in zip(self.decode.seats, self.starts.tolist(), self.inputs.tolist(), strict=True)
-        ]  # fmt: skip
+            Row(seat.request.rid, seat.request.choice, seat.slot, start, 1, True, tokens, self._pages(seat, start + 1))
+            for seat, start, tokens in zip(self.decode.seats, starts, inputs, strict=True)
+        ]
 
     def _chunk_rows(self) -> Sequence[Row]:
         return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy as np
 from leftfold.events.plan import TokenArray
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.rows import EMPTY
 from leftfold.fsm.state import State
 
 
@@ -23,9 +23,11 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
     state.next_order += 1
     request.seat = seat
     state.by_slot[slot] = seat
-    state.columns.computed[slot] = start
+    columns = state.columns
+    columns.computed[slot] = columns.planned[slot] = start
+    columns.runway[slot] = min(len(pages) * state.config.page_size, seat.last)
     if request.watched:
-        state.columns.watch_for(request.watched, 1)
+        columns.watch_for(request.watched, 1)
     state.prefilling[slot] = seat
     return seat
 
@@ -36,12 +38,44 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
     indices: list[int] = []
     for seat in seats:
         if state.prefilling.pop(seat.slot, None) is None:
-            indices.append(bisect_left(rows.seats, seat.order, key=lambda other: other.order))
-            if seat.slot in state.at_edge:
-                state.at_edge.remove(seat.slot)
+            indices.append(rows.find(seat))
+            for noted in (state.at_edge, state.resting):
+                if seat.slot in noted:
+                    noted.remove(seat.slot)
     if indices:
         indices.sort()
         state.decoding = rows.without(indices)
+
+
+def planned_through(state: State, seats: Sequence[Seat]) -> None:
+    """The last chunk of these rows (in join order) is planned: from now on they are planned to decode."""
+    for seat in seats:
+        del state.prefilling[seat.slot]
+        note_runway(state, seat, seat.target)
+    state.decoding = state.decoding.including(list(seats))
+
+
+def note_runway(state: State, seat: Seat, planned: int) -> None:
+    """Note a row that cannot simply be planned on: it is planned up to its limit, or needs a page first."""
+    if planned >= seat.last:
+        state.resting.append(seat.slot)
+    elif planned >= len(seat.pages) * state.config.page_size:
+        state.at_edge.append(seat.slot)
+
+
+def rewind(state: State) -> None:
+    """What was in flight is void: rows are planned from what is committed."""
+    columns, running = state.columns, state.running()
+    state.at_edge, state.resting, state.prefilling, decoding = [], [], {}, []
+    for seat in running:
+        computed = int(columns.computed[seat.slot])
+        columns.planned[seat.slot] = computed
+        if computed < seat.target:
+            state.prefilling[seat.slot] = seat
+        else:
+            decoding.append(seat)
+            note_runway(state, seat, computed)
+    state.decoding = EMPTY.including(decoding) if decoding else EMPTY
 
 
 def release(state: State, seat: Seat) -> None:
@@ -58,9 +92,9 @@ def release(state: State, seat: Seat) -> None:
 def gather(state: State, seat: Seat) -> TokenArray:
     """All tokens of a running request, read from its pages before they are given back (int32)."""
     tokens = seat.request.tokens
-    if seat.slot in state.prefilling:
-        return tokens
     have, computed = len(tokens), int(state.columns.computed[seat.slot])
+    if computed < have:
+        return tokens
     size = state.config.page_size
     first = have // size
     held = state.pool.tokens[seat.pages[first : computed // size + 1]].reshape(-1)
@@ -92,14 +126,13 @@ def dequeue(state: State, request: Request) -> None:
 def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
     """Set the columns of a row that has its first token, `computed` positions behind it."""
     columns, size, slot, request = state.columns, state.config.page_size, seat.slot, seat.request
-    seat.edge = (computed // size + 1) * size
-    seat.final = request.limit - 1 if len(request.watched) == len(request.stops) else 0
+    number = computed // size
+    seat.edge = (number + 1) * size
+    seat.final = seat.last if len(request.watched) == len(request.stops) else 0
     if request.publishes:
-        extend_keys(request.keys, request.root, request.tokens, computed // size, size)
-        seat.parent = request.keys[computed // size - 1] if computed >= size else request.root
+        extend_keys(request.keys, request.root, request.tokens, number, size)
+        seat.parent = request.keys[number - 1] if number else request.root
     columns.last[slot] = token
     columns.alarm[slot] = min(seat.edge, seat.final)
-    if computed < len(seat.pages) * size:
-        columns.base[slot] = (seat.pages[computed // size] - computed // size) * size
-    else:
-        state.at_edge.append(slot)
+    if number < len(seat.pages):
+        columns.base[slot] = (seat.pages[number] - number) * size

@@ -53,9 +53,10 @@ class State:
     """A fresh state is RUNNING with its executor present.
 
     `requests[rid]` is the newest request of that id, finished ones included for a while; `live` holds those without a
-    terminal output by (rid, epoch). `decoding` and `prefilling` (by slot) are the rows, both in join order. `at_edge`:
-    slots of decoding rows that have filled their last page, in the order they did. `stopping`: seats that ended while
-    a step in flight names them. `left`: slots that left the rows since the last plan.
+    terminal output by (rid, epoch). `prefilling` (by slot) are the rows with prompt left to plan, `decoding` the other
+    rows, both in join order. Of the latter, `at_edge` are the slots that need a page to be planned on, and `resting`
+    those that are planned up to their limit. `stopping`: seats that ended while a step in flight names them. `left`:
+    slots that left the rows since the last plan. `voids`: failed steps since the executor's start.
     """
 
     def __init__(self, config: Config) -> None:
@@ -73,12 +74,13 @@ class State:
         self.queued_tokens = 0
         self.deadlines = SortedQueue()
         self.pool = PagePool(config.num_pages, config.page_size)
-        self.columns = Columns(config.max_running)
-        self.free_slots = list(range(config.max_running - 1, -1, -1))
-        self.by_slot: list[Seat | None] = [None] * config.max_running
+        self.columns = Columns(config.slots)
+        self.free_slots = list(range(config.slots - 1, -1, -1))
+        self.by_slot: list[Seat | None] = [None] * config.slots
         self.decoding: RowSet = EMPTY
         self.prefilling: dict[int, Seat] = {}
         self.at_edge: list[int] = []
+        self.resting: list[int] = []
         self.stopping: list[Seat] = []
         self.left: list[int] = []
         self.in_flight: deque[InFlight] = deque()
@@ -86,6 +88,7 @@ class State:
         self.next_arrival = 0
         self.next_order = 0
         self.chain = START
+        self.voids = 0
         self.memo: dict[str, int] = {}
         self.closing_call: str | None = None
         self.closing_at = 0
@@ -106,7 +109,11 @@ class State:
         seat = request.seat
         if seat is None:
             return len(request.tokens)
-        return max(len(request.tokens), int(self.columns.computed[seat.slot]) + (seat.slot not in self.prefilling))
+        return max(len(request.tokens), int(self.columns.computed[seat.slot]) + 1)
+
+    def flies(self, seat: Seat) -> bool:
+        """Whether a step in flight computes something for `seat`."""
+        return bool(self.columns.planned[seat.slot] > self.columns.computed[seat.slot])
 
     @property
     def wake_at(self) -> int | None:

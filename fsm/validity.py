@@ -61,6 +61,8 @@ def _preempted(state: State, plan: Plan) -> list[Seat]:
         seat = _seat(state, slot, "preempt")
         if seat in seats:
             raise PlanRefused(f"preempt: slot {slot} is named twice")
+        if state.flies(seat):
+            raise PlanRefused(f"preempt: a step in flight names slot {slot}")
         seats.append(seat)
     return seats
 
@@ -105,7 +107,7 @@ def _check_pages_one_by_one(state: State, granted: list[int], evicted: list[int]
     pool = state.pool
     freed: dict[int, int] = {}
     for seat in leaving:
-        for page in seat.pages:
+        for page in () if state.flies(seat) else seat.pages:
             freed[page] = freed.get(page, 0) + 1
     for page in (*granted, *evicted):
         if not 0 <= page < len(pool):
@@ -127,10 +129,11 @@ def _twice(pages: Iterable[int]) -> list[int]:
 
 def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Joins take free slots and waiting requests; chunks cover what is left of each prompt and no more."""
-    remaining = {seat.slot: (int(state.columns.computed[seat.slot]), seat.target) for seat in state.prefilling.values()}
+    remaining = {seat.slot: (int(state.columns.planned[seat.slot]), seat.target) for seat in state.prefilling.values()}
     for seat in leaving:
         remaining.pop(seat.slot, None)
-    free = {*state.free_slots, *(seat.slot for seat in leaving)}
+    free = {*state.free_slots, *(seat.slot for seat in leaving if not state.flies(seat))}
+    decoding = state.decoding.slots.tolist() if any(not length for _, length, _ in plan.chunks) else []
     size = state.config.page_size
     seated: list[tuple[str, int]] = []
     for row in plan.join:
@@ -147,6 +150,9 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
             raise PlanRefused(f"join: start {row.start} of {row.rid!r}, which has {len(request.tokens)} tokens")
         remaining[row.slot] = (row.start, len(request.tokens))
     for slot, length, samples in plan.chunks:
+        if slot in decoding and not length and not samples:
+            decoding.remove(slot)  # left out
+            continue
         if slot not in remaining:
             raise PlanRefused(f"chunks: slot {slot} is not prefilling, or is named twice")
         start, target = remaining.pop(slot)
@@ -158,12 +164,16 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
-    """Every decoding row has a page for its next position; limits of rows and tokens hold."""
-    needing, decoding = state.at_edge, len(state.decoding.seats)
-    if leaving:
+    """Rows that decode have room for their next token; limits of rows and tokens hold."""
+    left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in state.prefilling]
+    needing, decoding = state.at_edge, len(state.decoding.seats) - len(left_out)
+    if leaving or left_out:
         left = [seat.slot for seat in leaving]
-        needing = [slot for slot in needing if slot not in left]
+        needing = [slot for slot in needing if slot not in left and slot not in left_out]
         decoding -= sum(slot not in state.prefilling for slot in left)
+    for slot in state.resting:
+        if slot not in left_out and slot not in [seat.slot for seat in leaving]:
+            raise PlanRefused(f"chunks: slot {slot} is planned up to its limit and not left out")
     grown: list[int] = []
     for slots, pages in plan.grow:
         grown += as_list(slots)
@@ -172,9 +182,8 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     if needing != grown:
         raise PlanRefused(f"grow: slots {grown} get pages, slots {needing} need them")
     config = state.config
-    rows, tokens = decoding, decoding
+    rows, tokens = decoding + len(plan.chunks), decoding
     for _, length, _ in plan.chunks:
-        rows += 1
         tokens += length
     if rows > config.max_running or tokens > config.max_batch_tokens:
         raise PlanRefused(f"step {plan.step}: {rows} rows with {tokens} tokens are over the limits")
