@@ -7,7 +7,7 @@ needs nothing but the stream of execution plans to keep its mirrors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -212,8 +212,7 @@ class RowSource:
         raise NotImplementedError  # abstract
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExecutionPlan:
+class ExecutionPlan(NamedTuple):
     """A plan as executors get it.
 
     `plan`: the logged delta. `ended`: slots that left the row set since the previous plan without being named in
@@ -265,6 +264,3 @@ class ExecutionPlan:
     def rows(self) -> Sequence[Row]:
         """The rows of this step in plan order; self-contained, immutable afterwards."""
         return self.source.rows()
-
-    def __iter__(self) -> Iterator[Row]:
-        return iter(self.rows)

@@ -16,17 +16,19 @@ class Columns:
     """One entry per slot; an entry means nothing while its slot is free.
 
     `computed`: positions whose K/V is written and committed. `planned`: those, and what steps in flight compute.
+    `limit`: positions computed when its limit is reached.
     `runway`: the row is planned on only while `planned` is less (it needs a page then, or is at its limit).
     `base`: what position `computed` has to be added to for its place in the pool's flat token mirror.
     `alarm`: the row is looked at one by one once `computed` reaches it (a page is full, or its limit is reached).
     `last`: the newest token, whose K/V is not computed yet.
     """
 
-    __slots__ = ("alarm", "base", "computed", "last", "planned", "runway", "watch", "watching")
+    __slots__ = ("alarm", "base", "computed", "last", "limit", "planned", "runway", "watch", "watching")
 
     def __init__(self, slots: int) -> None:
         self.computed: IntArray = np.zeros(slots, np.int64)
         self.planned: IntArray = np.zeros(slots, np.int64)
+        self.limit: IntArray = np.zeros(slots, np.int64)
         self.runway: IntArray = np.zeros(slots, np.int64)
         self.base: IntArray = np.zeros(slots, np.int64)
         self.alarm: IntArray = np.zeros(slots, np.int64)
@@ -46,7 +48,7 @@ class Columns:
     def copy(self) -> Columns:
         """An independent copy."""
         other = object.__new__(Columns)
-        for name in ("computed", "planned", "runway", "base", "alarm", "last", "watch"):
+        for name in ("computed", "planned", "limit", "runway", "base", "alarm", "last", "watch"):
             setattr(other, name, getattr(self, name).copy())
         other.watching = self.watching
         return other

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from leftfold.events.digest import digest_of
@@ -11,7 +13,7 @@ from leftfold.fsm.ending import drop_queue_deadline, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
-from leftfold.fsm.seating import dequeue, note_runway, planned_through, put_back, take_seat
+from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
 from leftfold.fsm.validity import refuse_invalid
 
@@ -30,8 +32,9 @@ def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | No
     joined = [_join(state, row) for row in plan.join]
     for slots, pages in plan.grow:
         _grow(state, as_list(slots), as_list(pages))
+    cached = state.pool.cached
     for _, _, pages in plan.evict:
-        state.pool.evict([page for page in as_list(pages) if page in state.pool.cached])  # the rest was granted
+        state.pool.evict([page for page in as_list(pages) if page in cached])  # the rest was granted
     return _launch(state, plan, joined)
 
 
@@ -83,22 +86,11 @@ def _grow(state: State, slots: list[int], pages: list[int]) -> None:
 
 
 def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
-    chunks = _chunk_rows(state, plan)
-    decode = _decode_rows(state, plan)
-    columns, slots = state.columns, decode.slots
-    starts = columns.planned[slots]
-    inputs = None if state.in_flight else columns.last[slots]
-    rows = StepRows(decode, starts, inputs, chunks, state.config.page_size)
-    planned = starts + 1
-    columns.planned[slots] = planned
-    for index in (planned >= columns.runway[slots]).nonzero()[0].tolist():
-        note_runway(state, decode.seats[index], int(planned[index]))
-    done = [chunk.seat for chunk in chunks if chunk.samples]
-    if done:
-        done.sort(key=lambda seat: seat.order)
-        planned_through(state, done)
+    chunks = _chunk_rows(state, plan) if plan.chunks else []
+    decode = _decode_rows(state, plan) if plan.chunks else state.decoding
+    rows = _plan_on(state, decode, chunks)
     ended = tuple(sorted(state.left)) if state.left else ()
-    tokens = [chunk.tokens for chunk in chunks]
+    tokens = [chunk.tokens for chunk in chunks] if chunks else ()
     state.left = []
     state.chain = digest_of(state.chain, plan, ended, joined, tokens, state.voids)
     state.next_step += 1
@@ -107,6 +99,26 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
     return ExecutionPlan(
         plan=plan, ended=ended, joined=joined, chunk_tokens=tokens, digest=state.chain, source=rows, voids=state.voids
     )
+
+
+def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRows:
+    """Plan every row on by what this step computes; note those that cannot simply be planned on again."""
+    columns, slots = state.columns, decode.slots
+    starts = columns.planned[slots]
+    inputs = None if state.in_flight else columns.last[slots]
+    planned = starts + 1
+    columns.planned[slots] = planned
+    stopped = (planned >= columns.runway[slots]).nonzero()[0]
+    if len(stopped):
+        halted = slots[stopped]
+        over = planned[stopped] >= columns.limit[halted]
+        if np.count_nonzero(over):
+            state.resting += halted[over].tolist()
+            halted = halted[~over]
+        state.at_edge += halted.tolist()
+    if chunks:
+        planned_through(state, sorted([chunk.seat for chunk in chunks if chunk.samples], key=lambda seat: seat.order))
+    return StepRows(decode, starts, inputs, chunks, state.config.page_size)
 
 
 def _decode_rows(state: State, plan: Plan) -> RowSet:

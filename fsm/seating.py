@@ -25,6 +25,7 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
     state.by_slot[slot] = seat
     columns = state.columns
     columns.computed[slot] = columns.planned[slot] = start
+    columns.limit[slot] = seat.last
     columns.runway[slot] = min(len(pages) * state.config.page_size, seat.last)
     if request.watched:
         columns.watch_for(request.watched, 1)
@@ -47,12 +48,13 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
         state.decoding = rows.without(indices)
 
 
-def planned_through(state: State, seats: Sequence[Seat]) -> None:
+def planned_through(state: State, seats: list[Seat]) -> None:
     """The last chunk of these rows (in join order) is planned: from now on they are planned to decode."""
     for seat in seats:
         del state.prefilling[seat.slot]
         note_runway(state, seat, seat.target)
-    state.decoding = state.decoding.including(list(seats))
+    if seats:
+        state.decoding = state.decoding.including(seats)
 
 
 def note_runway(state: State, seat: Seat, planned: int) -> None:

@@ -165,15 +165,14 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Rows that decode have room for their next token; limits of rows and tokens hold."""
-    left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in state.prefilling]
-    needing, decoding = state.at_edge, len(state.decoding.seats) - len(left_out)
-    if leaving or left_out:
+    needing, decoding = state.at_edge, len(state.decoding.seats)
+    if leaving or plan.chunks or state.resting:
         left = [seat.slot for seat in leaving]
+        left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in state.prefilling]
         needing = [slot for slot in needing if slot not in left and slot not in left_out]
-        decoding -= sum(slot not in state.prefilling for slot in left)
-    for slot in state.resting:
-        if slot not in left_out and slot not in [seat.slot for seat in leaving]:
-            raise PlanRefused(f"chunks: slot {slot} is planned up to its limit and not left out")
+        decoding -= len(left_out) + sum(slot not in state.prefilling for slot in left)
+        if not {*state.resting} <= {*left, *left_out}:
+            raise PlanRefused(f"chunks: slots {state.resting} are planned up to their limits and not left out")
     grown: list[int] = []
     for slots, pages in plan.grow:
         grown += as_list(slots)
