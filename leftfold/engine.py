@@ -80,11 +80,12 @@ class Engine:
 
     # Called from any thread
 
-    def submit(self, event_type: type[Event], /, **fields: Any) -> None:
-        """Put an un-stamped event into the inbox. Raises TypeError on a wrong field, EngineError once stopped."""
-        if self._closed:
-            raise EngineError("the engine has stopped: nothing is taken any more")
-        self._inbox.put(event_type(t=0, **fields))
+    def submit(self, event_type: type[Event], /, **fields: Any) -> bool:
+        """Put an event without its time into the inbox; False once the engine has stopped. TypeError: a wrong field."""
+        event = event_type(t=0, **fields)
+        if not self._closed:
+            self._inbox.put(event)
+        return not self._closed
 
     def stop(self) -> None:
         """Leave `run` after what is in the inbox now; live requests stay in the log for the next start."""

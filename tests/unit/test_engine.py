@@ -186,8 +186,7 @@ def test_an_executor_that_cannot_be_reset_ends_the_run_with_the_reason() -> None
     admit(made, "a")
     with pytest.raises(EngineError, match="cannot be reset: OSError: no device"):
         made.run()
-    with pytest.raises(EngineError, match="has stopped"):
-        made.submit(Abort, rid="a")
+    assert made.submit(Abort, rid="a") is False
 
 
 def test_a_result_of_another_plan_is_never_taken() -> None:
