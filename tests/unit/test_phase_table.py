@@ -95,7 +95,8 @@ stop   wait   .      .         .         =      fin   fin    fin     fin      fi
 fin    wait   .      .         .         =      .     .      .       .        =     =        =
 """
 SHORT = {
-    "wait": "WAITING", "fill": "PREFILLING", "dec": "DECODING", "pre": "PREEMPTED", "stop": "STOPPING", "fin": "FINISHED",
+    "wait": "WAITING", "fill": "PREFILLING", "dec": "DECODING", "pre": "PREEMPTED", "stop": "STOPPING",
+    "fin": "FINISHED",
 }  # fmt: skip
 
 
