@@ -311,6 +311,8 @@ class World:
         total = sum(row.length for row in rows)
         if not 0 < total <= config.max_batch_tokens or len(rows) > config.max_running:
             raise Violation("limits", f"step {plan.step} has {len(rows)} rows with {total} tokens")
+        if not config.prefix_cache and self.state.pool.published:
+            raise Violation("cache", "pages are published although there is no prefix cache")
         if len({row.slot for row in rows}) != len(rows):
             raise Violation("limits", f"step {plan.step} names a slot twice")
         for row in rows:

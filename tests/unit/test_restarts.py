@@ -82,6 +82,15 @@ def test_tokens_found_after_a_loss_are_not_reported_as_a_cached_prompt() -> None
     assert usage is not None and usage.cached_tokens == 0
 
 
+def test_no_page_is_published_once_the_cache_is_off() -> None:
+    w = world()
+    w.admit("a", list(range(9)), 20)
+    w.steps(3)
+    w.start(prefix_cache=False)
+    w.finish()
+    assert not w.state.pool.published
+
+
 def test_a_start_without_config_keeps_the_limits() -> None:
     state = State(Config(num_pages=4, page_size=4, max_running=1, max_batch_tokens=8, max_model_len=20))
     config = state.config
