@@ -69,6 +69,8 @@ def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
         state.waiting.remove(request.rank)
         request.rank = state.policy(request)
         request.keys = []
+        request.reads_cache = request.reads_cache and config.prefix_cache
+        request.publishes = request.publishes and config.prefix_cache
         request.limit = min(request.limit, config.max_model_len, config.capacity + 1)
     for request in waiting:
         state.waiting.add(request.rank, request)

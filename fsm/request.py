@@ -58,7 +58,7 @@ class Request:
         self.prompt_len = len(tokens)
         self.params = params
         self.stops = frozenset(params.stop_token_ids)
-        self.watched = tuple(sorted([token for token in self.stops if token < WATCHED]))
+        self.watched = tuple([token for token in sorted(self.stops) if token < WATCHED])
         self.phase = None
         self.priority = 0
         self.tenant = ""

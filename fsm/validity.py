@@ -8,7 +8,8 @@ from leftfold.events.plan import Plan, as_list
 from leftfold.fsm.effects import FinishReason
 from leftfold.fsm.errors import PlanRefused
 from leftfold.fsm.limits import demand
-from leftfold.fsm.request import Seat
+from leftfold.fsm.prefix import extend_keys
+from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.state import Gate, State
 
 
@@ -21,7 +22,7 @@ def refuse_invalid(state: State, plan: Plan) -> None:
         return
     _check_step(state, plan)
     if plan.preempt:
-        leaving += _preempted(state, plan)
+        leaving += _preempted(state, plan, leaving)
     if plan.join or plan.grow or plan.evict:
         _check_pages(state, plan, leaving)
     if plan.join or plan.chunks or state.prefilling:
@@ -53,14 +54,16 @@ def _check_step(state: State, plan: Plan) -> None:
         raise PlanRefused(f"step {plan.step}: gate {state.gate.value}, executor present {state.executor_present}")
     if plan.ops or plan.width != 1:
         raise PlanRefused(f"step {plan.step}: operations and widths other than 1 are not supported")
+    if plan.base is not None and plan.base != plan.step - 1:
+        raise PlanRefused(f"step {plan.step}: base {plan.base} is not the plan before it")
 
 
-def _preempted(state: State, plan: Plan) -> list[Seat]:
+def _preempted(state: State, plan: Plan, ending: list[Seat]) -> list[Seat]:
     seats: list[Seat] = []
     for slot in plan.preempt:
         seat = _seat(state, slot, "preempt")
-        if seat in seats:
-            raise PlanRefused(f"preempt: slot {slot} is named twice")
+        if seat in seats or seat in ending:
+            raise PlanRefused(f"preempt: slot {slot} is named twice, or its request ends")
         if state.flies(seat):
             raise PlanRefused(f"preempt: a step in flight names slot {slot}")
         seats.append(seat)
@@ -77,6 +80,9 @@ def _seat(state: State, slot: int, field: str) -> Seat:
 def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Every granted page is usable and granted once; every found page is published."""
     pool = state.pool
+    for tier, group, pages in plan.evict:
+        if tier != "device" or group != 0:
+            raise PlanRefused(f"evict: {pages} of tier {tier!r}, group {group}; there is one group on the device only")
     granted = [page for row in plan.grow for page in as_list(row.pages)]
     evicted = [page for row in plan.evict for page in as_list(row.pages)]
     found = _found(state, plan, granted) if plan.join else []
@@ -92,15 +98,29 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:
     """Pages that joins find in the prefix cache; those that they are granted are added to `granted`."""
-    pool, found = state.pool, []
+    found: list[int] = []
+    ending = [(rid, epoch) for rid, _, _, epoch in plan.ends]
     for row in plan.join:
-        pages, shared = as_list(row.pages[0]), row.start // pool.page_size
+        request = state.live.get((row.rid, row.epoch))
+        if request is None or request.seat is not None or request.key in ending:
+            raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
+        if len(row.pages) != 1:
+            raise PlanRefused(f"join: {row.rid!r} gets {row.pages}, pages of {len(row.pages)} groups")
+        pages, shared = as_list(row.pages[0]), row.start // state.pool.page_size
         granted += pages[shared:]
-        for page in pages[:shared]:
-            if not 0 <= page < len(pool) or pool.keys[page] is None:
-                raise PlanRefused(f"join: page {page} of {row.rid!r} is not in the prefix cache")
-            found.append(page)
+        if shared:
+            _check_found(state, request, pages[:shared])
+            found += pages[:shared]
     return found
+
+
+def _check_found(state: State, request: Request, pages: list[int]) -> None:
+    """Found pages are published under the keys of the request's own tokens."""
+    pool = state.pool
+    extend_keys(request.keys, request.root, request.tokens, len(request.tokens) // pool.page_size, pool.page_size)
+    for index, page in enumerate(pages):
+        if not 0 <= page < len(pool) or request.keys[index : index + 1] != [pool.keys[page]]:
+            raise PlanRefused(f"join: page {page} of {request.rid!r} is not in the prefix cache for its tokens")
 
 
 def _check_pages_one_by_one(state: State, granted: list[int], evicted: list[int], leaving: list[Seat]) -> None:
@@ -133,7 +153,9 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
     for seat in leaving:
         remaining.pop(seat.slot, None)
     free = {*state.free_slots, *(seat.slot for seat in leaving if not state.flies(seat))}
-    decoding = state.decoding.slots.tolist() if any(not length for _, length, _ in plan.chunks) else []
+    decoding: list[int] = []
+    if any(not length for _, length, _ in plan.chunks):
+        decoding = [slot for slot in state.decoding.slots.tolist() if slot not in [seat.slot for seat in leaving]]
     size = state.config.page_size
     seated: list[tuple[str, int]] = []
     for row in plan.join:
@@ -144,7 +166,7 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
             raise PlanRefused(f"join: slot {row.slot} is not free")
         free.discard(row.slot)
         seated.append(request.key)
-        if len(row.pages) != 1 or len(row.pages[0]) != demand(len(request.tokens), size):
+        if len(row.pages[0]) != demand(len(request.tokens), size):
             raise PlanRefused(f"join: {row.rid!r} gets {row.pages} for {len(request.tokens)} tokens")
         if row.start % size or not 0 <= row.start < len(request.tokens):
             raise PlanRefused(f"join: start {row.start} of {row.rid!r}, which has {len(request.tokens)} tokens")
@@ -168,7 +190,8 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     needing, decoding = state.at_edge, len(state.decoding.seats)
     if leaving or plan.chunks or state.resting:
         left = [seat.slot for seat in leaving]
-        left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in state.prefilling]
+        known = {*state.prefilling, *(row.slot for row in plan.join)}
+        left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in known]
         needing = [slot for slot in needing if slot not in left and slot not in left_out]
         decoding -= len(left_out) + sum(slot not in state.prefilling for slot in left)
         if not {*state.resting} <= {*left, *left_out}:

@@ -68,7 +68,6 @@ class Engine:
         self._losses = 0
         self._failures = 0
         self._incarnation = 0
-        self._ready = False
         self._again = False
         self._stopping = False
         self._closed = False
@@ -80,11 +79,12 @@ class Engine:
 
     # Called from any thread
 
-    def submit(self, event_type: type[Event], /, **fields: Any) -> None:
-        """Put an un-stamped event into the inbox. Raises TypeError on a wrong field, EngineError once stopped."""
-        if self._closed:
-            raise EngineError("the engine has stopped: nothing is taken any more")
-        self._inbox.put(event_type(t=0, **fields))
+    def submit(self, event_type: type[Event], /, **fields: Any) -> bool:
+        """Put an event without its time into the inbox; False once the engine has stopped. TypeError: a wrong field."""
+        event = event_type(t=0, **fields)
+        if not self._closed:
+            self._inbox.put(event)
+        return not self._closed
 
     def stop(self) -> None:
         """Leave `run` after what is in the inbox now; live requests stay in the log for the next start."""
@@ -145,7 +145,10 @@ class Engine:
             return
         self._closed = True
         self._worker.close(timeout)
-        self.log.close()
+        try:
+            self.log.close()
+        except (OSError, LogError) as error:
+            logger.error("the log could not be closed: %s", error)
 
     # The loop
 
@@ -157,7 +160,7 @@ class Engine:
                     self._handle(message)
                 if self.state is not None and self.state.gate is Gate.STOPPED:
                     self._stopping = True
-                self._again = self._ready and not self._stopping and self._tick()
+                self._again = not self.fault and not self._stopping and self._tick()
         finally:
             self._emit()
 
@@ -176,7 +179,7 @@ class Engine:
         """Seconds to wait for a message: none after a decision, until `wake_at` at the latest."""
         if self._again:
             return 0.0
-        if self._wake_at is None or not self._ready:
+        if self._wake_at is None:
             return None
         return max(0.001, (self._wake_at - self._now()) / 1e6)
 
@@ -218,7 +221,7 @@ class Engine:
         if self._losses >= LOSSES:
             raise EngineError(f"the result of step {result.step} is not that of its plan, {LOSSES} times in a row")
         logger.error("the result of step %d is not that of its plan: the executor begins anew", result.step)
-        self._reset()
+        self._worker.reset(self._incarnation)
 
     def _forward_done(self, step: int, tokens: Any, digest: str | None, error: Any) -> None:
         self._record(ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error))
@@ -233,10 +236,6 @@ class Engine:
             culprits = {"text": lost.error, "retry": False, "rows": tuple(range(len(lost.plan.rows)))}
             self._forward_done(lost.plan.step, (), None, culprits)
         self._record(ExecutorLost(t=self._now(), error=lost.error))
-        self._reset()
-
-    def _reset(self) -> None:
-        self._ready = False
         self._worker.reset(self._incarnation)
 
     def _started(self) -> None:
@@ -254,7 +253,6 @@ class Engine:
                 laws=LAWS,
             )
         )
-        self._ready = True
         self._again = True
 
     def _tick(self) -> bool:
@@ -289,7 +287,7 @@ class Engine:
         if not pending:
             return
         if any(effects.outputs or effects.acks for effects in pending):
-            self.log.flush()
+            self._flush()
         if self.on_effects is None:
             return
         for effects in pending:
@@ -297,6 +295,12 @@ class Engine:
                 self.on_effects(effects)
             except Exception:  # the boundary: no listener stops the engine
                 logger.exception("a listener failed")
+
+    def _flush(self) -> None:
+        try:
+            self.log.flush()
+        except (OSError, LogError) as error:
+            raise EngineError(f"the log cannot be written: {error}") from error
 
     def _check(self, event: Event) -> None:
         if isinstance(event, Started) and event.model != self.model:

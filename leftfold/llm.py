@@ -119,21 +119,21 @@ class LLM:
         """Put requests into the engine; what has not ended when the block is left is aborted."""
         inbox: SimpleQueue[tuple[str, Output | None]] = SimpleQueue()
         answers: dict[str, Answer] = {}
-        batch = secrets.token_hex(6)
+        batch, taken = secrets.token_hex(6), True
         try:
             for index, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
                 for choice in range(wanted.n):
                     rid = f"{batch}-{index}-{choice}"
                     answers[rid] = Answer(rid, prompt, self.tokenizer, stops)
                     self._inboxes[rid] = inbox
-                    self.engine.submit(Admit, rid=rid, prompt=prompt, params=self._resolved(wanted, choice))
-            if self._failure:
-                raise EngineError(self._failure)
+                    taken = self.engine.submit(Admit, rid=rid, prompt=prompt, params=self._resolved(wanted, choice))
+            if not taken or self._failure:
+                raise EngineError(self._failure or "the engine has stopped")
             yield answers, inbox
         finally:
             for rid, answer in answers.items():
                 self._inboxes.pop(rid, None)
-                if answer.result is None and not self._failure:
+                if answer.result is None:
                     self.engine.submit(Abort, rid=rid, reason="the caller went away")
 
     def _next(

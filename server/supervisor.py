@@ -64,6 +64,7 @@ class Supervisor:
         self._process: Process | None = None
         self._asked_to_stop = asyncio.Event()
         self._asked_again = asyncio.Event()
+        self._no_fetch = threading.Event()
 
     async def run(self) -> int:
         """Serves until asked to stop or broken. Returns the exit code."""
@@ -105,7 +106,7 @@ class Supervisor:
         """Fetches, loads, serves; ends only by an exception."""
         self._state.phase = "fetching" if not hub.is_local(self._options.model) else "loading"
         try:
-            model = await _in_thread(lambda: hub.resolve(self._options.model))
+            model = await _in_thread(lambda: hub.resolve(self._options.model, cancel=self._no_fetch), self._no_fetch)
             self._state.phase = "loading"
             client, process = await self._start_engine()
             tokenizer = await _in_thread(lambda: load_tokenizer(model.path))
@@ -212,8 +213,8 @@ async def _first(*futures: asyncio.Future[Any], patience: float | None = None) -
     await asyncio.wait(futures, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
 
 
-async def _in_thread(work: Callable[[], T]) -> T:
-    """`work` in a thread that does not keep the process from ending (a fetch cannot be interrupted)."""
+async def _in_thread(work: Callable[[], T], cancel: threading.Event | None = None) -> T:
+    """`work` in a thread that does not keep the process from ending; it is told to by `cancel`, if it can be."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -229,5 +230,12 @@ async def _in_thread(work: Callable[[], T]) -> T:
         with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
             loop.call_soon_threadsafe(settle, *outcome)
 
-    threading.Thread(target=run, daemon=True).start()
-    return await future
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        return await future
+    except asyncio.CancelledError:
+        if cancel is not None:
+            cancel.set()
+            thread.join(_ANSWER_SECONDS)  # it removes what it has written so far
+        raise

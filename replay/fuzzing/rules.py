@@ -165,7 +165,7 @@ class Rules:
             command["kept"] = ["device"]
         if self.rng.random() < 0.3:
             other = draw_config(self.rng)
-            name = self.rng.choice(("num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len"))
+            name = self.rng.choice(_RESTARTED)
             command[name] = other[name]
         return ("start", command)
 
@@ -185,6 +185,9 @@ class Rules:
         return ("copy", {})
 
 
+_RESTARTED = (
+    "num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len", "policy", "prefix_cache",
+)  # fmt: skip
 _WORK = {Rules.steps: 12, Rules.admit: 1.5, Rules.tick: 2, Rules.done: 1}
 _FAULTS = {
     Rules.abort: 2, Rules.abort_in_flight: 2, Rules.abort_all: 0.3, Rules.wait: 1, Rules.fail: 2, Rules.spoiled: 0.5,

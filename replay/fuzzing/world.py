@@ -71,11 +71,16 @@ class World:
         name, arguments = command
         getattr(self, name)(**arguments)
 
-    def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
-        """Log and apply one event, check the state, and let the clients hear. Raises what is wrong."""
+    def take(self, event: Event, plan: Plan | None = None) -> Effects:
+        """Log and apply one event and check the state: everything that happens, happens here."""
         self.log.append(event)
         effects = apply(self.state, event, plan)
         self.state.check()
+        return effects
+
+    def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
+        """Take one event and let the clients hear. Raises what is wrong."""
+        effects = self.take(event, plan)
         self._hear(effects)
         if self._must_end:
             raise Violation("not-ended", f"{type(event).__name__} had to end {list(self._must_end)}")
@@ -190,9 +195,7 @@ class World:
     def _refused(self, event: Admit, code: str) -> None:
         """Exactly one terminal output, an error of this code; what runs and waits is untouched."""
         before = self._costly(lambda: (self.state.pool.refs.copy(), list(self.state.live), self.state.queued_tokens))
-        self.log.append(event)
-        effects = apply(self.state, event)
-        self.state.check()
+        effects = self.take(event)
         outputs = list(effects.outputs)
         if len(outputs) != 1 or outputs[0].finish_reason is not FinishReason.ERROR or outputs[0].tokens:
             raise Violation("refusal", f"an Admit that cannot be taken got {outputs}, expected one error")
@@ -308,6 +311,8 @@ class World:
         total = sum(row.length for row in rows)
         if not 0 < total <= config.max_batch_tokens or len(rows) > config.max_running:
             raise Violation("limits", f"step {plan.step} has {len(rows)} rows with {total} tokens")
+        if not config.prefix_cache and self.state.pool.published:
+            raise Violation("cache", "pages are published although there is no prefix cache")
         if len({row.slot for row in rows}) != len(rows):
             raise Violation("limits", f"step {plan.step} names a slot twice")
         for row in rows:

@@ -61,7 +61,7 @@ def test_a_stop_finishes_what_is_being_answered_and_refuses_what_comes(folder: P
     with ServerProcess.toy(folder, {"TOY_STEP_SECONDS": "0.01"}, shutdown_timeout=60.0) as server:
         server.wait_until_ready()
         answers: list[httpx.Response] = []
-        asking = threading.Thread(target=lambda: answers.append(chat(server, max_tokens=100)))
+        asking = threading.Thread(target=lambda: answers.append(chat(server, max_tokens=300)))
         with httpx.Client(base_url=server.url) as client:
             client.get("/health")  # a connection that is there before the stop
             asking.start()
@@ -71,7 +71,7 @@ def test_a_stop_finishes_what_is_being_answered_and_refuses_what_comes(folder: P
             late = client.post("/v1/chat/completions", json={"messages": []})
             assert (late.status_code, late.headers["x-leftfold-state"]) == (503, "draining")
         asking.join()
-        assert answers[0].json()["usage"]["completion_tokens"] == 100
+        assert answers[0].json()["usage"]["completion_tokens"] == 300
         assert server.process.wait(timeout=PATIENCE) == 0
 
 

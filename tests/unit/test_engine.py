@@ -15,6 +15,7 @@ from leftfold.engine import Engine
 from leftfold.errors import ConfigurationError, EngineError, EngineFault
 from leftfold.events import Abort, Admit, Event, EventLog, ExecutorLost, Pause, Shutdown, Started, Tick
 from leftfold.fsm import Config, State
+from leftfold.keeping import NoLog
 from leftfold.replay.verify import verify
 from tests.engines import CONFIG, Listener, Spied, admit, alone, engine
 
@@ -186,8 +187,7 @@ def test_an_executor_that_cannot_be_reset_ends_the_run_with_the_reason() -> None
     admit(made, "a")
     with pytest.raises(EngineError, match="cannot be reset: OSError: no device"):
         made.run()
-    with pytest.raises(EngineError, match="has stopped"):
-        made.submit(Abort, rid="a")
+    assert made.submit(Abort, rid="a") is False
 
 
 def test_a_result_of_another_plan_is_never_taken() -> None:
@@ -344,15 +344,33 @@ def test_a_listener_that_raises_stops_nobody(caplog: pytest.LogCaptureFixture) -
     assert "a listener failed" in caplog.text
 
 
-def test_a_value_that_no_record_can_hold_is_refused_alone() -> None:
-    listener, log = Listener(count=2), EventLog.memory()
+@pytest.mark.parametrize("log", [EventLog.memory(), NoLog()])
+def test_a_value_that_no_record_can_hold_is_refused_alone(log: Any) -> None:
+    listener = Listener(count=2)
     made = engine(listener, log=log)
     admit(made, "bad", cache_salt=object())
     admit(made, "good")
     made.run()
     assert listener.end("bad").error["code"] == "invalid"
     assert listener.tokens("good") == alone()
-    assert [event.rid for _, event in log if isinstance(event, Admit)] == ["good"]
+    assert "bad" not in [event.rid for _, event in log if isinstance(event, Admit)]
+
+
+@pytest.mark.parametrize("failing", ["append", "flush"])
+def test_a_full_disk_ends_the_run_with_the_reason_and_tells_no_client(
+    failing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, log = Listener(), EventLog.memory()
+    made = engine(listener, log=log)
+    admit(made, "a")
+
+    def full(*_: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(log, failing, full)
+    with pytest.raises(EngineError, match="cannot be written: .*No space left"):
+        made.run()
+    assert listener.outputs == []
 
 
 def test_a_wrong_field_is_the_callers_error() -> None:
@@ -381,6 +399,29 @@ def test_a_deadline_fires_although_nothing_else_happens() -> None:
     assert listener.end("a").finish_reason == "deadline" and listener.tokens("a") == []
     assert listener.tokens("b") == alone((9, 9), max_tokens=2)
     assert_idle(made)
+
+
+def test_a_deadline_fires_while_the_executor_is_away() -> None:
+    listener, ended = Listener(), threading.Event()
+
+    def crash(plan: Any) -> None:
+        raise RuntimeError("planted")
+
+    executor = Spied(before=crash)
+    made = engine(listener, executor=executor)
+    executor.reset = lambda: ended.wait(60) and None  # type: ignore[method-assign]
+    inner = made.on_effects
+
+    def tell(effects: Any) -> None:
+        assert inner is not None
+        inner(effects)
+        if listener.left == 0:
+            ended.set()
+
+    made.on_effects = tell
+    admit(made, "a", deadline=20_000)
+    made.run()
+    assert listener.end("a").finish_reason == "deadline" and executor.resets == 1
 
 
 def test_shutdown_finishes_what_lives_refuses_the_rest_and_ends_the_run() -> None:

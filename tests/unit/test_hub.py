@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import subprocess
+import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -40,13 +42,13 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
         monkeypatch.setattr(hub, "_WHEELS", {"toy": entry})
         calls: list[Any] = []
 
-        def pip(command: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        def pip(command: list[str], *_: Any) -> tuple[int, str]:
             calls.append(command)
             if code == 0:
                 (Path(command[command.index("--dest") + 1]) / wheel.name).write_bytes(wheel.read_bytes())
-            return subprocess.CompletedProcess(command, code, None, b"noise\nERROR: No matching distribution\nmore\n")
+            return code, "noise\nERROR: No matching distribution\nmore\n"
 
-        monkeypatch.setattr(hub.subprocess, "run", pip)
+        monkeypatch.setattr(hub, "_run", pip)
         return calls
 
     return make
@@ -82,6 +84,24 @@ def test_what_is_not_as_pinned_is_not_kept(
         hub.resolve("toy", progress=False)
     assert "\n" not in str(error.value)
     assert kept(cache) == [] and hub.list_cached() == []
+
+
+def test_a_fetch_that_is_cancelled_keeps_nothing(publish: Callable[..., list[Any]], cache: Path) -> None:
+    publish()
+    cancel = threading.Event()
+    cancel.set()
+    with pytest.raises(hub.DownloadFailed, match="cancelled"):
+        hub.resolve("toy", progress=False, cancel=cancel)
+    assert not any(p.is_file() for p in cache.rglob("*")) and hub.list_cached() == []
+
+
+def test_a_command_that_runs_ends_when_it_is_cancelled() -> None:
+    cancel = threading.Event()
+    threading.Timer(0.1, cancel.set).start()
+    with pytest.raises(hub.DownloadFailed, match="cancelled"):
+        hub._run([sys.executable, "-c", "import time; time.sleep(600)"], subprocess.DEVNULL, cancel)
+    words = [sys.executable, "-c", "import sys; sys.exit('what went wrong')"]
+    assert hub._run(words, subprocess.DEVNULL, threading.Event()) == (1, "what went wrong\n")
 
 
 def test_a_cache_that_cannot_be_written_is_named(publish: Callable[..., list[Any]], cache: Path) -> None:

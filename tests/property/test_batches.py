@@ -1,0 +1,100 @@
+"""Many rows in one state mean the same as many states of one row; folds do not depend on the order of hashes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from leftfold.events import Admit, ForwardDone, SamplingParams, Tick
+from leftfold.fsm import Config, Output, State, step
+from leftfold.fsm.columns import WATCHED
+
+ROWS = 300
+
+
+def admits(rng: Random) -> list[Admit]:
+    """Requests of every length in relation to a page, with and without stop ids, some of them unwatched."""
+    made = []
+    for number in range(ROWS):
+        stops = rng.sample([1, 2, 3, WATCHED + 1], rng.choice((0, 0, 1, 2)))
+        params = SamplingParams(
+            max_tokens=1 + rng.randrange(24), min_tokens=rng.choice((0, 0, 3)), stop_token_ids=stops
+        )
+        prompt = [rng.randrange(4) for _ in range(1 + rng.randrange(9))]
+        made.append(Admit(t=0, rid=f"r{number}", prompt=prompt, params=params))
+    return made
+
+
+def script(rid: str, position: int) -> int:
+    """Some token for each request and position; now and then one that stops somebody."""
+    mixed = (int(rid[1:]) * 7919 + position * 104729) % 97
+    return mixed if mixed > 3 else (0, 1, 2, WATCHED + 1)[mixed]
+
+
+def drive(config: Config, requests: list[Admit]) -> Iterator[Output]:
+    state = State(config)
+    for event in requests:
+        yield from step(state, event).outputs
+    while state.live:
+        plan = step(state, Tick(t=1)).plan
+        assert plan is not None
+        tokens = [script(row.rid, row.start + row.length) for row in plan.rows if row.samples]
+        yield from step(state, ForwardDone(t=1, step=plan.step, tokens=tokens, digest=plan.digest)).outputs
+        state.check()
+
+
+def by_rid(outputs: Iterator[Output]) -> dict[str, list[Any]]:
+    heard: dict[str, list[Any]] = {}
+    for output in outputs:
+        assert output.usage is None or output.usage.cached_tokens >= 0
+        usage = output.usage and output.usage[:2]  # what was cached is a matter of company
+        heard.setdefault(output.rid, []).append((output.position, output.tokens, output.finish_reason, usage))
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("seed", "pages", "prefix_cache"), [(1, 4000, True), (2, 4000, False), (3, 400, True), (4, 160, True)]
+)
+def test_a_large_batch_means_the_same_as_its_rows_alone(seed: int, pages: int, prefix_cache: bool) -> None:
+    requests = admits(Random(seed))
+    limits: dict[str, Any] = {"page_size": 4, "max_model_len": 30, "prefix_cache": prefix_cache}
+    together = by_rid(drive(Config(num_pages=pages, max_running=ROWS, max_batch_tokens=2000, **limits), requests))
+    alone = Config(num_pages=8, max_running=1, max_batch_tokens=16, **limits)
+    assert together == {event.rid: by_rid(drive(alone, [event]))[event.rid] for event in requests}
+
+
+FOLD = """
+import hashlib
+from random import Random
+from leftfold.events import encode
+from leftfold.replay.fuzzing.rules import Rules, draw_config
+from leftfold.replay.fuzzing import World
+
+rng = Random(42)
+for _ in range(12):
+    config = draw_config(rng)
+    world, rules = World(rigour=1000, **config), Rules(rng, config)
+    for _ in range(40):
+        world.perform(rules.next(world))
+    world.finish(replay=False)
+    log = hashlib.sha256(b"".join(encode(event) for event in world.log)).hexdigest()
+    print(world.state.digest(), log)
+"""
+
+
+def test_logs_and_digests_do_not_depend_on_the_order_of_hashes() -> None:
+    said = []
+    for seed in ("0", "1", "4711"):
+        run = subprocess.run(
+            [sys.executable, "-c", FOLD], env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True
+        )
+        assert run.returncode == 0, run.stderr
+        said.append(run.stdout)
+    assert len(said[0].splitlines()) == 12
+    assert said[0] == said[1] == said[2]

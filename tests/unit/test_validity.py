@@ -1,0 +1,200 @@
+"""A plan that a state cannot apply is refused by name, and the state is as before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+from leftfold.events import Admit, Chunk, Control, Copy, End, Evict, Grow, Join, Plan, SamplingParams, Tick
+from leftfold.fsm import Config, Phase, PlanRefused, State, apply, decide, step
+from leftfold.replay.fuzzing import World
+
+
+def prepared() -> State:
+    """Row `a` (slot 0) decodes at the end of its pages, `b` (slot 1) prefills, `c` waits and has two pages cached.
+
+    Pages of 2 tokens, 24 of them; rows `a` and `b`, 4 rows and 8 tokens a step at most, chunks of 4.
+    """
+    world = World(
+        num_pages=24, page_size=2, max_running=4, max_batch_tokens=8, max_model_len=64, max_chunk_tokens=4
+    )
+    world.admit("seed", [7, 7, 7, 7, 7], 1)
+    world.finish(replay=False)
+    world.admit("a", [1, 2, 3], 9)
+    world.steps(2)
+    world.admit("b", [5] * 12, 4)
+    world.steps(1)
+    world.steps(1)
+    world.admit("c", [7, 7, 7, 7, 7], 2)
+    world.admit("d", [8] * 3, 2)
+    state = world.state
+    assert [request.phase for request in state.live.values()] == [
+        Phase.DECODING, Phase.PREFILLING, Phase.WAITING, Phase.WAITING,
+    ]  # fmt: skip
+    assert len(state.pool.cached) == 2
+    return state
+
+
+def _decided() -> tuple[State, Plan]:
+    state = prepared()
+    plan = decide(state, 1000)
+    assert plan is not None
+    return state, plan
+
+
+def joined(plan: Plan, **changes: object) -> Plan:
+    """The plan with its first join changed."""
+    return replace(plan, join=[plan.join[0]._replace(**changes), *plan.join[1:]])  # type: ignore[arg-type]
+
+
+def test_the_plan_that_is_spoiled_below_is_rich_and_good() -> None:
+    state, plan = _decided()
+    assert [row.rid for row in plan.join] == ["c", "d"] and plan.join[0].start == 4
+    assert plan.grow and [chunk.slot for chunk in plan.chunks] == [1, plan.join[0].slot, plan.join[1].slot]
+    assert apply(state, Tick(t=1000, plan=plan), plan).plan is not None
+    state.check()
+
+
+FREE_SLOT = 3
+SPOILED: dict[str, tuple[Callable[[State, Plan], Plan], str]] = {
+    "no step": (lambda s, p: replace(p, step=None), "step is missing"),
+    "another step": (lambda s, p: replace(p, step=p.step + 1), "is not the next one"),
+    "operations": (lambda s, p: replace(p, ops=[Copy(src=[1], dst=[2])]), "operations"),
+    "an operation without rows": (lambda s, p: Plan(step=p.step, ops=[Control(op=1, verb="v", args={})]), "operations"),
+    "width": (lambda s, p: replace(p, width=2), "widths"),
+    "end of a stranger": (lambda s, p: replace(p, ends=[End("x", 0, "deadline")]), "ends: 'x'"),
+    "end of another epoch": (lambda s, p: replace(p, ends=[End("a", 0, "deadline", 3)]), "epoch 3"),
+    "end twice": (lambda s, p: replace(p, ends=[End("d", 0, "deadline")] * 2), "ends: 'd'"),
+    "end for no reason": (lambda s, p: replace(p, ends=[End("d", 0, "bored")]), "'bored' is no finish reason"),
+    "end of a request that joins": (lambda s, p: replace(p, ends=[End("d", 0, "deadline")]), "join: 'd'"),
+    "end of a row that is preempted": (
+        lambda s, p: replace(p, ends=[End("b", 0, "deadline")], preempt=[1], chunks=p.chunks[1:]), "preempt: slot 1",
+    ),
+    "preempting a free slot": (lambda s, p: replace(p, preempt=[FREE_SLOT]), "preempt: slot 3 is not running"),
+    "preempting slot -1": (lambda s, p: replace(p, preempt=[-1]), "preempt: slot -1"),
+    "preempting slot 99": (lambda s, p: replace(p, preempt=[99]), "preempt: slot 99"),
+    "preempting twice": (lambda s, p: replace(p, preempt=[1, 1]), "named twice"),
+    "join of a stranger": (lambda s, p: joined(p, rid="x"), "join: 'x'"),
+    "join of a running request": (lambda s, p: joined(p, rid="a"), "join: 'a'"),
+    "join of another epoch": (lambda s, p: joined(p, epoch=1), "epoch 1"),
+    "join twice": (
+        lambda s, p: replace(
+            p, join=[p.join[0], p.join[0]._replace(slot=FREE_SLOT, pages=[list(s.pool.free)[-3:]], start=0)]
+        ),
+        "join: 'c'",
+    ),
+    "join in a taken slot": (lambda s, p: joined(p, slot=0), "slot 0 is not free"),
+    "join in slot 99": (lambda s, p: joined(p, slot=99), "slot 99 is not free"),
+    "two joins in one slot": (lambda s, p: joined(p, slot=p.join[1].slot), "is not free"),
+    "join with a page too few": (lambda s, p: joined(p, pages=[p.join[0].pages[0][:-1]]), "for 5 tokens"),
+    "join in two groups": (lambda s, p: joined(p, pages=[p.join[0].pages[0], []]), "2 groups"),
+    "join in no group": (lambda s, p: joined(p, pages=[]), "0 groups"),
+    "join inside a page": (lambda s, p: joined(p, start=3), "join|evicted"),
+    "join past its tokens": (lambda s, p: joined(p, start=6), "join"),
+    "join before its tokens": (lambda s, p: joined(p, start=-2), "join"),
+    "join with pages nobody published": (
+        lambda s, p: joined(p, pages=[[p.join[1].pages[0][0], *p.join[0].pages[0][1:]]]), "not in the prefix cache",
+    ),
+    "join with a found page that does not exist": (
+        lambda s, p: joined(p, pages=[[99, *p.join[0].pages[0][1:]]]), "not in the prefix cache",
+    ),
+    "join with other tokens": (
+        lambda s, p: joined(p, pages=[[*reversed(p.join[0].pages[0][:2]), *p.join[0].pages[0][2:]]]),
+        "not in the prefix cache|does not hold",
+    ),
+    "join with one found page twice": (
+        lambda s, p: joined(p, pages=[[p.join[0].pages[0][0]] * 2 + list(p.join[0].pages[0][2:])]),
+        "not in the prefix cache|does not hold",
+    ),
+    "a page granted twice": (
+        lambda s, p: joined(p, pages=[[*p.join[0].pages[0][:2], p.join[1].pages[0][0]]]), "twice",
+    ),
+    "a held page": (lambda s, p: joined(p, pages=[[*p.join[0].pages[0][:2], s.by_slot[0].pages[0]]]), "is held"),
+    "a page that does not exist": (lambda s, p: joined(p, pages=[[*p.join[0].pages[0][:2], 24]]), "does not exist"),
+    "page -1": (lambda s, p: joined(p, pages=[[*p.join[0].pages[0][:2], -1]]), "does not exist"),
+    "a found page that is evicted": (
+        lambda s, p: replace(p, evict=[Evict("device", 0, p.join[0].pages[0][:1])]), "evict",
+    ),
+    "evicting a held page": (lambda s, p: replace(p, evict=[Evict("device", 0, [s.by_slot[0].pages[0]])]), "is held"),
+    "evicting a free page": (lambda s, p: replace(p, evict=[Evict("device", 0, list(s.pool.free)[-1:])]), "not cached"),
+    "evicting twice": (lambda s, p: replace(p, evict=[Evict("device", 0, [next(iter(s.pool.cached))] * 2)]), "twice"),
+    "evicting from another tier": (
+        lambda s, p: replace(p, join=[], chunks=p.chunks[:1], evict=[Evict("host", 0, list(s.pool.cached)[:1])]),
+        "tier",
+    ),
+    "evicting from another group": (
+        lambda s, p: replace(p, join=[], chunks=p.chunks[:1], evict=[Evict("device", 1, list(s.pool.cached)[:1])]),
+        "group",
+    ),
+    "a cached page that is not evicted": (
+        lambda s, p: joined(p, start=0, pages=[[*p.join[0].pages[0][:2], p.join[0].pages[0][2]]]), "evicted",
+    ),
+    "a chunk of a free slot": (lambda s, p: replace(p, chunks=[*p.chunks, Chunk(FREE_SLOT + 9, 1, False)]), "chunks"),
+    "a chunk of a decoding row": (lambda s, p: replace(p, chunks=[*p.chunks, Chunk(0, 1, True)]), "slot 0"),
+    "a chunk named twice": (lambda s, p: replace(p, chunks=[p.chunks[0], *p.chunks]), "named twice"),
+    "a chunk past the prompt": (lambda s, p: replace(p, chunks=[Chunk(1, 8, True), *p.chunks[1:]]), "left"),
+    "a negative chunk": (lambda s, p: replace(p, chunks=[Chunk(1, -1, False), *p.chunks[1:]]), "left"),
+    "a chunk that samples too early": (lambda s, p: replace(p, chunks=[Chunk(1, 1, True), *p.chunks[1:]]), "samples"),
+    "a last chunk that does not sample": (
+        lambda s, p: replace(p, chunks=[*p.chunks[:1], p.chunks[1]._replace(samples=False), *p.chunks[2:]]), "samples",
+    ),
+    "a prefilling row left out": (lambda s, p: replace(p, chunks=p.chunks[1:]), "not named"),
+    "no page for a full row": (lambda s, p: replace(p, grow=()), "grow"),
+    "a page for a row with room": (lambda s, p: replace(p, grow=[*p.grow, Grow([1], list(s.pool.free)[-1:])]), "grow"),
+    "pages and slots differ in number": (lambda s, p: replace(p, grow=[Grow([0], list(s.pool.free)[-2:])]), "grow"),
+    "nothing computed": (lambda s, p: replace(_only_b(p), chunks=[Chunk(1, 0, False)]), "no row computes anything"),
+    "another base": (lambda s, p: replace(p, base=1), "base"),
+}  # fmt: skip
+
+
+def _only_b(plan: Plan) -> Plan:
+    return replace(plan, join=(), grow=(), preempt=[0])
+
+
+@pytest.mark.parametrize("name", SPOILED)
+def test_a_spoiled_plan_is_refused_by_name_and_changes_nothing(name: str) -> None:
+    state, plan = _decided()
+    spoil, said = SPOILED[name]
+    wrong = spoil(state, plan)
+    before = state.digest()
+    with pytest.raises(PlanRefused, match=said):
+        step(state, Tick(t=1000, plan=wrong))
+    assert state.digest() == before
+    state.check()
+    assert step(state, Tick(t=1000, plan=plan)).plan is not None
+
+
+def test_a_step_over_the_token_budget_is_refused() -> None:
+    state = State(Config(num_pages=8, page_size=4, max_running=2, max_batch_tokens=3, max_model_len=20))
+    step(state, Admit(t=0, rid="a", prompt=[1] * 4, params=SamplingParams()))
+    wrong = Plan(step=1, join=[Join(0, "a", 0, 0, [[0]])], chunks=[Chunk(0, 4, True)])
+    with pytest.raises(PlanRefused, match="over the limits"):
+        step(state, Tick(t=1, plan=wrong))
+
+
+def test_no_second_step_while_one_is_in_flight() -> None:
+    state, plan = _decided()
+    step(state, Tick(t=1000, plan=plan))
+    before = state.digest()
+    with pytest.raises(PlanRefused, match="in flight"):
+        step(state, Tick(t=1001, plan=Plan(step=state.next_step)))
+    assert state.digest() == before
+
+
+@pytest.mark.parametrize("gone", [True, False])
+def test_no_step_without_executor_or_in_a_stopped_engine(gone: bool) -> None:
+    world = World(num_pages=8, page_size=4, max_running=2, max_batch_tokens=8, max_model_len=20)
+    world.admit("a", [1, 2], 9)
+    world.steps(1)
+    if gone:
+        world.lose()
+    else:
+        world.shutdown(deadline=5)
+        world.wait(9)
+        world.tick()
+    before = world.state.digest()
+    with pytest.raises(PlanRefused, match="executor present False" if gone else "gate stopped"):
+        step(world.state, Tick(t=world.t, plan=Plan(step=world.state.next_step)))
+    assert world.state.digest() == before
