@@ -97,7 +97,7 @@ def test_options_are_taken_from_any_object_that_has_them() -> None:
         ({"dtype": "int3"}, "dtype 'int3' is unknown"),
         ({"kernels": "attention"}, "expected operation=kernel"),
         ({"kernels": "foo=bar"}, "unknown operation 'foo'"),
-        ({"pipeline_depth": 1}, "pipeline_depth 1"),
+        ({"pipeline_depth": 3}, "pipeline_depth 3"),
     ],
 )
 def test_options_that_cannot_be_met_leave_nothing_behind(
