@@ -8,6 +8,9 @@ from typing import Any
 
 from leftfold.fsm.policy import POLICIES
 
+MAX_TOKEN = (1 << 31) - 1
+"""Token ids are int32."""
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be; the message names field and value."""
