@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -12,13 +12,11 @@ from leftfold.events.types import Admit, SamplingParams
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
 from leftfold.fsm.ending import forget
 from leftfold.fsm.lifecycle import Trigger, advance
-from leftfold.fsm.limits import token_limit
+from leftfold.fsm.limits import MAX_TOKEN, token_limit
 from leftfold.fsm.prefix import namespace
 from leftfold.fsm.request import Request
 from leftfold.fsm.seating import enqueue
 from leftfold.fsm.state import Gate, State
-
-MAX_TOKEN = (1 << 31) - 1
 
 
 class Refusal(Exception):
@@ -133,6 +131,8 @@ def _check(state: State, event: Admit, prompt: int) -> None:
         raise Refusal("invalid", f"max_tokens is {params.max_tokens!r}, it must be at least 1")
     if not _is_count(params.min_tokens, 0):
         raise Refusal("invalid", f"min_tokens is {params.min_tokens!r}, it must be at least 0")
+    if not isinstance(params.stop_token_ids, (Sequence, Set)):
+        raise Refusal("invalid", f"stop_token_ids is {params.stop_token_ids!r}, it must be a list of token ids")
     for token in params.stop_token_ids:
         if not _is_count(token, 0) or token > MAX_TOKEN:
             raise Refusal("invalid", f"stop_token_ids holds {token!r}, which is no token id")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from leftfold.fsm.errors import InvariantViolation
@@ -24,26 +25,31 @@ def check(state: State) -> None:
 
 
 def _check_pages(state: State, seats: list[Seat]) -> None:
-    """free + cached + held = pool, page by page; what can be found is full, keyed once, and nobody writes to it."""
+    """free + cached + held = pool, page by page."""
     pool = state.pool
-    free, cached = pool.free, pool.cached
-    counts = [0] * len(pool)
+    free, cached, refs = pool.free, pool.cached, pool.refs
     held: list[int] = []
     for seat in seats:
         held += seat.pages
-    for page in held:
-        counts[page] += 1
-    if counts != pool.refs:
-        wrong = [page for page, count in enumerate(counts) if count != pool.refs[page]]
-        raise InvariantViolation(f"pages {wrong} are held {[counts[p] for p in wrong]} times, not as refs say")
-    if len(free) + len(cached) != counts.count(0):
-        raise InvariantViolation(f"{len(free)} free + {len(cached)} cached pages, {counts.count(0)} are not held")
-    if not free.keys().isdisjoint(held) or not cached.keys().isdisjoint(held):
+    distinct = dict.fromkeys(held, 1)
+    if len(distinct) < len(held):
+        distinct = dict.fromkeys(held, 0)
+        for page in held:
+            distinct[page] += 1
+    if list(map(refs.__getitem__, distinct)) != list(distinct.values()) or sum(refs) != len(held):
+        wrong = [page for page, count in enumerate(refs) if distinct.get(page, 0) != count]
+        raise InvariantViolation(f"pages {wrong} are held {[held.count(p) for p in wrong]} times, not as refs say")
+    if len(free) + len(cached) + len(distinct) != len(refs):
+        raise InvariantViolation(f"{len(free)} free + {len(cached)} cached + {len(distinct)} held of {len(refs)} pages")
+    if not free.keys().isdisjoint(distinct) or not cached.keys().isdisjoint(distinct):
         raise InvariantViolation(f"held pages {[page for page in held if page in free or page in cached]} are unheld")
-    _check_keys(state, held)
+    if pool.published or cached:
+        _check_keys(state, distinct)
+    elif any(pool.keys):
+        raise InvariantViolation(f"nothing is published, but pages have keys: {pool.keys}")
 
 
-def _check_keys(state: State, held: list[int]) -> None:
+def _check_keys(state: State, held: Mapping[int, int]) -> None:
     """Keys and published pages are one to one; unheld pages are cached if they have a key, else free."""
     pool = state.pool
     free, cached, keys, published = pool.free, pool.cached, pool.keys, pool.published
@@ -54,7 +60,7 @@ def _check_keys(state: State, held: list[int]) -> None:
         raise InvariantViolation(f"cached pages {[page for page in cached if keys[page] is None]} are not findable")
     if any(map(keys.__getitem__, free)):
         raise InvariantViolation(f"free pages {[page for page in free if keys[page] is not None]} are findable")
-    findable = sum([keys[page] is not None for page in dict.fromkeys(held)])
+    findable = len(held) - [keys[page] for page in held].count(None)
     if len(cached) + findable != len(published):
         raise InvariantViolation(f"{len(published)} keys are published, {len(cached)} cached pages and {findable} more")
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from leftfold.events.types import ForwardDone
 from leftfold.fsm.effects import FinishReason, Output, Outputs, TokenBatch, Usage
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.limits import MAX_TOKEN
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
@@ -19,6 +20,7 @@ from leftfold.fsm.seating import begin_decoding, rewind
 from leftfold.fsm.state import InFlight, State
 
 _NO_TOKENS = np.empty(0, np.int64)
+_INT32 = np.dtype(np.int32)
 
 MAX_LONE_FAILURES = 3
 """Failed steps in which a request was the only row, after which it is taken for the culprit."""
@@ -50,8 +52,23 @@ def _attested(flight: InFlight, event: ForwardDone) -> IntArray | None:
         return None
     if event.error is not None:
         return _NO_TOKENS
-    tokens = np.asarray(event.tokens, np.int64)
-    return tokens if tokens.shape == (flight.expected,) and event.counts is None else None
+    tokens = _tokens(event.tokens)
+    return tokens if tokens is not None and tokens.shape == (flight.expected,) and event.counts is None else None
+
+
+def _tokens(raw: object) -> IntArray | None:
+    """Token ids as int64, None for what are none. The int32 that executors give is not looked at one by one."""
+    if isinstance(raw, np.ndarray) and raw.dtype == _INT32:
+        return raw.astype(np.int64)
+    try:
+        tokens = np.asarray(raw)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if not tokens.size:
+        return _NO_TOKENS
+    if tokens.dtype.kind not in "iu" or (tokens < 0).any() or (tokens > MAX_TOKEN).any():
+        return None
+    return tokens.astype(np.int64)
 
 
 def _commit(state: State, flight: InFlight, tokens: IntArray, outputs: Outputs) -> None:
@@ -184,7 +201,7 @@ def _usage(request: Request, at: int) -> Usage:
 
 def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
     """This step and all later ones are void: named rows end, the others keep what is committed and run again."""
-    error = event.error or {}
+    error = event.error if isinstance(event.error, Mapping) else {"text": event.error}
     flight = state.in_flight[0]
     gone = set(flight.ended)
     seats = _seats(flight)
@@ -192,7 +209,9 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
     rewind(state)
     state.voids += 1
     state.count("failed_steps")
-    culprits = {index for index in error.get("rows") or () if isinstance(index, int) and 0 <= index < len(seats)}
+    named = error.get("rows")
+    rows = named if isinstance(named, Sequence) else ()
+    culprits = {index for index in rows if isinstance(index, int) and 0 <= index < len(seats)}
     if not error.get("retry", False) and not culprits:
         culprits = set(range(len(seats)))
     told = {"code": "failed", "text": str(error.get("text", "the step failed"))}

@@ -11,6 +11,9 @@ from leftfold.fsm.policy import POLICIES
 MAX_DEPTH = 2
 """Steps that may be planned before the result of the one before them is in."""
 
+MAX_TOKEN = (1 << 31) - 1
+"""Token ids are int32."""
+
 
 class ConfigError(ValueError):
     """A configuration that cannot be; the message names field and value."""

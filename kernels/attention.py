@@ -6,12 +6,14 @@ on nothing but that token's own context: not on the batch, the chunk it came in,
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 
 from leftfold.kernels.registry import REGISTRY
 
@@ -22,9 +24,9 @@ KEY_TILE = 64
 QUERY_ROWS = 256
 """Query rows (tokens · heads per KV head) of a product at most."""
 MIN_QUERY_ROWS = 8
-"""… and at least: below, GEMM libraries take other kernels with another order of sums."""
-SCORE_BYTES = 64 << 20
-"""Scores held at once; a larger group of rows is worked off in parts."""
+"""… and at least, by padding: below, GEMM libraries take other kernels with another order of sums."""
+SCORE_BYTES = 8 << 20
+"""Scores held at once, about what a cache holds; a larger group of rows is worked off in parts."""
 
 
 @dataclass(slots=True)
@@ -33,7 +35,8 @@ class PagedLayout:
 
     `starts`, `lengths` [rows]: row r computes positions starts[r] … starts[r] + lengths[r] - 1. `pages`
     [rows, widest]: page ids of each row, in order of position; entries past a row's end are any valid id.
-    `plans` remembers what an implementation worked out, as all layers share it.
+    `plans` and `scratch` are an implementation's own: what it worked out, and memory, shared by all layers (memory
+    taken anew for each layer would be paged in by the system each time, which costs more than the sums).
     """
 
     starts: IntArray
@@ -41,15 +44,23 @@ class PagedLayout:
     pages: IntArray
     page_size: int
     plans: dict[object, list[QueryGroup]] = field(default_factory=dict)
+    scratch: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def buffer(self, name: str, shape: tuple[int, ...], like: torch.Tensor) -> torch.Tensor:
+        """Memory of this shape with anything in it, valid until the next call for the same name."""
+        size = math.prod(shape)
+        if name not in self.scratch or self.scratch[name].numel() < size:
+            self.scratch[name] = like.new_empty(size)
+        return self.scratch[name][:size].view(shape)
 
 
 @dataclass(frozen=True, slots=True)
 class QueryGroup:
     """Equal-shaped pieces of rows that are computed together: `items` pieces of `queries` tokens over `tiles` tiles.
 
-    `pages` [items · pages each], `tokens` [items · queries] step-wide token numbers (padding repeats one),
-    `blocked` [items, 1, queries, 1, context] True where a query must not look, `keep` and `into`: the places of
-    real tokens among the `items · queries` and in the step.
+    `pages` [items · kv_heads · pages each]: rows of the memory seen as [kv_heads · pages, …]; `tokens`
+    [items · queries]: step-wide token numbers (padding repeats one); `blocked` [items, 1, queries, 1, context]: True
+    where a query must not look; `keep` and `into`: the places of real tokens among `items · queries` and in the step.
     """
 
     items: int
@@ -113,10 +124,10 @@ def attention_tiled(
     heads, kv_heads = query.shape[1], keys.shape[0]
     group_key = (heads // kv_heads, kv_heads, window)
     if group_key not in layout.plans:
-        layout.plans[group_key] = list(_groups(layout, heads // kv_heads, kv_heads, window, query.device))
+        layout.plans[group_key] = list(_groups(layout, heads // kv_heads, keys.shape[:2], window, query.device))
     result = torch.empty_like(query)
     for group in layout.plans[group_key]:
-        _attend(query, keys, values, group, scale, result)
+        _attend(query, keys, values, layout, group, scale, result)
     return result
 
 
@@ -124,6 +135,7 @@ def _attend(
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
+    layout: PagedLayout,
     group: QueryGroup,
     scale: float,
     result: torch.Tensor,
@@ -131,43 +143,46 @@ def _attend(
     kv_heads, head_dim = keys.shape[0], keys.shape[3]
     shared = query.shape[1] // kv_heads
     items, queries, context = group.items, group.queries, group.context
+    real = queries * shared
     q = query.index_select(0, group.tokens).float().mul_(scale).view(items, queries, kv_heads, shared, head_dim)
-    q = q.permute(0, 2, 1, 3, 4).reshape(items * kv_heads, queries * shared, head_dim)
-    k = _gather(keys, group)
-    scores = torch.bmm(q, k.transpose(1, 2))
-    spread = scores.view(items, kv_heads, queries, shared, context)
-    spread.masked_fill_(group.blocked, float("-inf"))
-    weights = scores.sub_(scores.amax(-1, keepdim=True)).exp_()
-    by_tile = weights.view(*weights.shape[:2], context // KEY_TILE, KEY_TILE).sum(-1)
-    v = _gather(values, group)
+    q = q.permute(0, 2, 1, 3, 4).reshape(items * kv_heads, real, head_dim)
+    q = F.pad(q, (0, 0, 0, max(0, MIN_QUERY_ROWS - real)))
+    k, v = _gather("keys", keys, layout, group), _gather("values", values, layout, group)
+    weights = layout.buffer("weights", (items * kv_heads, q.shape[1], context), q)
+    torch.bmm(q, k.transpose(1, 2), out=weights)
+    # Padding rows stay as they are: zeros, the products of zeros with finite keys.
+    scores = weights[:, :real]
+    scores.view(items, kv_heads, queries, shared, context).masked_fill_(group.blocked, float("-inf"))
+    scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    by_tile = scores.view(items * kv_heads, real, context // KEY_TILE, KEY_TILE).sum(-1)
     total = by_tile[:, :, :1].clone()
     out = torch.bmm(weights[:, :, :KEY_TILE], v[:, :KEY_TILE])
     for tile in range(1, context // KEY_TILE):
         at = slice(tile * KEY_TILE, (tile + 1) * KEY_TILE)
-        out = torch.baddbmm(out, weights[:, :, at], v[:, at])
+        out.baddbmm_(weights[:, :, at], v[:, at])
         total += by_tile[:, :, tile : tile + 1]
-    out = (out / total).view(items, kv_heads, queries, shared, head_dim).permute(0, 2, 1, 3, 4)
+    out = (out[:, :real] / total).view(items, kv_heads, queries, shared, head_dim).permute(0, 2, 1, 3, 4)
     flat = out.reshape(items * queries, kv_heads * shared, head_dim).to(query.dtype)
     result.index_copy_(0, group.into, flat.index_select(0, group.keep))
 
 
-def _gather(memory: torch.Tensor, group: QueryGroup) -> torch.Tensor:
+def _gather(name: str, memory: torch.Tensor, layout: PagedLayout, group: QueryGroup) -> torch.Tensor:
     """The context of each item, [items · kv_heads, context, head_dim] in float32, in order of position."""
     kv_heads, pages, page_size, head_dim = memory.shape
     rows = memory.view(kv_heads * pages, page_size * head_dim)
-    each = group.pages.shape[1]
-    offsets = torch.arange(kv_heads, device=memory.device)[None, :, None] * pages
-    wanted = (group.pages[:, None, :] + offsets).view(-1)
-    held = rows.index_select(0, wanted).view(group.items * kv_heads, each * page_size, head_dim)
-    return held[:, : group.context].float()
+    held = layout.buffer(name, (len(group.pages), page_size * head_dim), memory)
+    torch.index_select(rows, 0, group.pages, out=held)
+    return held.view(group.items * kv_heads, -1, head_dim)[:, : group.context].float()
 
 
 def _groups(
-    layout: PagedLayout, shared: int, kv_heads: int, window: int | None, device: torch.device
+    layout: PagedLayout, shared: int, memory: tuple[int, int], window: int | None, device: torch.device
 ) -> Iterator[QueryGroup]:
-    """Cut rows into pieces of at most `QUERY_ROWS` query rows; put pieces of like size and context together."""
-    least = -(-MIN_QUERY_ROWS // shared)
-    most = max(QUERY_ROWS // shared, least)
+    """Cut rows into pieces of at most `QUERY_ROWS` query rows; put pieces of like size and context together.
+
+    `memory`: (kv_heads, pages) of the keys.
+    """
+    most = max(QUERY_ROWS // shared, 1)
     firsts = np.concatenate(([0], np.cumsum(layout.lengths)[:-1]))
     pieces: dict[tuple[int, int], list[tuple[int, int, int, int]]] = {}
     for row, (start, length, first) in enumerate(
@@ -175,19 +190,26 @@ def _groups(
     ):
         for done in range(0, length, most):
             count = min(most, length - done)
-            queries = min(max(least, 1 << (count - 1).bit_length()), most)
+            queries = min(1 << (count - 1).bit_length(), most)
             tiles = -(-(start + done + count) // KEY_TILE)
             piece = (row, start + done, count, first + done)
             pieces.setdefault((queries, (tiles - 1).bit_length()), []).append(piece)
     for (queries, _), members in sorted(pieces.items()):
         context = max(-(-(start + count) // KEY_TILE) for _, start, count, _ in members) * KEY_TILE
-        at_once = max(1, SCORE_BYTES // (4 * kv_heads * queries * shared * context))
+        at_once = max(1, SCORE_BYTES // (4 * memory[0] * queries * shared * context))
         for low in range(0, len(members), at_once):
-            yield _group(layout, np.array(members[low : low + at_once]), queries, context, window, device)
+            some = np.array(members[low : low + at_once])
+            yield _group(layout, some, queries, context, memory, window, device)
 
 
 def _group(
-    layout: PagedLayout, members: IntArray, queries: int, context: int, window: int | None, device: torch.device
+    layout: PagedLayout,
+    members: IntArray,
+    queries: int,
+    context: int,
+    memory: tuple[int, int],
+    window: int | None,
+    device: torch.device,
 ) -> QueryGroup:
     row, start, count, first = members.T
     inner = np.arange(queries)
@@ -203,11 +225,12 @@ def _group(
     pages = np.zeros((len(members), each), dtype=np.int64)
     width = min(each, layout.pages.shape[1])
     pages[:, :width] = layout.pages[row, :width]
+    by_head = pages[:, None, :] + np.arange(memory[0])[None, :, None] * memory[1]
     return QueryGroup(
         items=len(members),
         queries=queries,
         context=context,
-        pages=torch.from_numpy(pages).to(device),
+        pages=torch.from_numpy(by_head.reshape(-1)).to(device),
         tokens=torch.from_numpy(tokens.reshape(-1)).to(device),
         blocked=torch.from_numpy(blocked[:, None, :, None, :]).to(device),
         keep=torch.from_numpy(np.flatnonzero(real)).to(device),

@@ -24,10 +24,15 @@ class PlanStream:
 
     def __init__(self) -> None:
         self.step = 0
-        self.digest = START
+        self.restart()
 
     def restart(self) -> None:
         self.digest = START
+        self.voids = 0
+
+    def failed(self) -> None:
+        """From now on plans know of one more failed step."""
+        self.voids += 1
 
     def plan(self, *, ended=(), preempt=(), joined=(), chunks=(), chunk_tokens=(), grow=(), **fields) -> ExecutionPlan:
         self.step += 1
@@ -40,7 +45,7 @@ class PlanStream:
             **fields,
         )
         tokens = [np.asarray(part, dtype=np.int32) for part in chunk_tokens]
-        self.digest = digest_of(self.digest, delta, tuple(ended), tuple(joined), tokens)
+        self.digest = digest_of(self.digest, delta, tuple(ended), tuple(joined), tokens, self.voids)
         return ExecutionPlan(
             plan=delta,
             ended=tuple(ended),
@@ -48,6 +53,7 @@ class PlanStream:
             chunk_tokens=tokens,
             digest=self.digest,
             source=NoRows(),
+            voids=self.voids,
         )
 
 

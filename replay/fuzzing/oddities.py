@@ -67,6 +67,7 @@ _PARAMS: Mapping[str, SamplingParams] = {
     "max_tokens 0": SamplingParams(max_tokens=0),
     "negative min_tokens": SamplingParams(min_tokens=-1),
     "negative stop id": SamplingParams(stop_token_ids=(-1,)),
+    "one stop id": SamplingParams(stop_token_ids=5),  # type: ignore[arg-type]
     "two choices": SamplingParams(n=2),
     "grammar": SamplingParams(grammar={"kind": "json", "source": "{}"}),
 }
@@ -87,7 +88,7 @@ def odd_admit(kind: str, t: int, config: Config) -> Admit:
     return Admit(t=t, rid="odd", prompt=prompt, params=_PARAMS.get(kind, SamplingParams()), **_FIELDS.get(kind, {}))
 
 
-SPOILS: Sequence[str] = ("digest", "count", "counts")
+SPOILS: Sequence[str] = ("digest", "count", "counts", "range", "text")
 """What may be wrong with a result."""
 
 
@@ -97,4 +98,7 @@ def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int]) -> Forw
         return ForwardDone(t=t, step=plan.step, tokens=tokens, digest="f" * 32)
     if kind == "count":
         return ForwardDone(t=t, step=plan.step, tokens=[*tokens, 1], digest=plan.digest)
+    if kind in ("range", "text"):
+        wrong: list[Any] = [*tokens[:-1], 1 << 31 if kind == "range" else "a token"]
+        return ForwardDone(t=t, step=plan.step, tokens=wrong, digest=plan.digest)
     return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest, counts=[2])

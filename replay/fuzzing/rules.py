@@ -11,6 +11,7 @@ from random import Random
 from typing import Any
 
 from leftfold.executor.oracle import expected_tokens
+from leftfold.fsm import Gate
 from leftfold.fsm.policy import POLICIES
 from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILS, STRAYS
 from leftfold.replay.fuzzing.world import Command, World
@@ -24,13 +25,14 @@ def draw_config(rng: Random) -> dict[str, Any]:
     """Arguments of a `World`: small limits in every proportion, pools of at most 64 pages."""
     vocab = rng.choice(VOCABULARIES)
     page_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 16))
+    tokens = rng.choice((1, 12, 40, 80, 80, 160, 400)) * (0.5 + rng.random())
     return {
         "vocab": vocab,
-        "num_pages": min(64, 1 + int(rng.expovariate(1 / rng.choice((4, 12, 40))))),
+        "num_pages": max(1, min(64, round(tokens / page_size))),
         "page_size": page_size,
         "max_running": rng.choice((1, 2, 2, 3, 3, 4, 8)),
         "max_batch_tokens": rng.choice((1, 2, 4, 8, 16, 64)),
-        "max_model_len": rng.choice((2, 12, 40, 60, 60, 90)),
+        "max_model_len": rng.choice((2, 20, 60, 60, 90, 90, 120)),
         "max_chunk_tokens": rng.choice((None, None, 1, 3, 8)),
         "policy": rng.choice(sorted(POLICIES)),
         "prefix_cache": rng.random() < 0.8,
@@ -60,7 +62,10 @@ class Rules:
 
     def next(self, world: World) -> Command:
         """The next command, perhaps chosen by looking at the world."""
-        if len(world.clients) < self.crowd:
+        state = world.state
+        if (not state.executor_present or state.gate is Gate.STOPPED) and self.rng.random() < 0.5:
+            return self.start(world)
+        if len(world.clients) < self.crowd and state.gate is Gate.RUNNING:
             return self.admit(world)
         at = self.rng.random() * self.scale[-1]
         for rule, bound in zip(self.rules, self.scale, strict=True):
@@ -87,7 +92,7 @@ class Rules:
         prompt = self._prompt()
         room = max(1, self.longest - len(prompt))
         request: dict[str, Any] = {"rid": self.rng.choice(self.rids), "prompt": prompt}
-        request["max_tokens"] = 1 + self._below(min(40, room + 2))
+        request["max_tokens"] = 1 + self._below(min(80, room + 2))
         if self.rng.random() < 0.3:
             self._garnish(request)
         return ("admit", request)

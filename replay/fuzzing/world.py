@@ -252,9 +252,11 @@ class World:
         self.t += us
 
     def steps(self, count: int = 1) -> None:
-        """Plan and execute so many steps."""
+        """Plan and execute so many steps, fewer if there is nothing to do."""
         for _ in range(count):
             self.tick()
+            if self.flight is None:
+                return
             self.done()
 
     def tick(self) -> None:

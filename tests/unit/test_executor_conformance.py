@@ -135,10 +135,12 @@ def test_a_failed_step_keeps_its_deltas_and_advances_no_row(executor: Executor) 
     result = executor.execute(plan)
     assert result.error == {"text": "the device fell over", "retry": True, "rows": (0,)}
     assert (result.step, len(result.tokens), result.digest) == (plan.step, 0, plan.digest)
+    stream.failed()
     again = stream.plan(ended=[1], chunks=[(0, 9, True)], chunk_tokens=[PROMPT])
     assert ok(executor.execute(again)) == expected[:1]
     executor.fail_next("once more")
     assert executor.execute(stream.plan()).error is not None
+    stream.failed()
     assert ok(executor.execute(stream.plan())) == expected[1:2]
     assert ok(executor.execute(stream.plan())) == expected[2:]
 
@@ -150,7 +152,22 @@ def test_a_failed_step_still_grows(executor: Executor) -> None:
     assert ok(executor.execute(plan)) == expected[:1]
     executor.fail_next("no")
     assert executor.execute(stream.plan(grow=([0], [2]))).error is not None
+    stream.failed()
     assert ok(executor.execute(stream.plan())) == expected[1:]
+
+
+def test_steps_planned_before_a_failure_was_known_are_void_but_their_deltas_hold(executor: Executor) -> None:
+    expected, other, stream = alone(executor, PROMPT, 3), alone(executor, [4, 5], 1), PlanStream()
+    join = stream.plan(joined=[joined(0, PROMPT, [0, 1, 2])], chunks=[(0, 9, True)], chunk_tokens=[PROMPT])
+    assert ok(executor.execute(join)) == expected[:1]
+    executor.fail_next("no")
+    assert executor.execute(stream.plan()).error is not None
+    late = stream.plan(joined=[joined(1, [4, 5], [3])], chunks=[(1, 2, True)], chunk_tokens=[[4, 5]])
+    result = executor.execute(late)
+    assert result.error is not None and result.digest == late.digest
+    stream.failed()
+    again = stream.plan(chunks=[(1, 2, True)], chunk_tokens=[[4, 5]])
+    assert ok(executor.execute(again)) == [expected[1], other[0]]
 
 
 def test_the_digest_is_chained_over_received_plans_and_restarts(executor: Executor) -> None:
@@ -297,4 +314,5 @@ def test_whatever_a_model_raises_becomes_a_failed_step(folder: Path, monkeypatch
         patch.setattr(executor.model, "forward", broken)
         result = executor.execute(stream.plan(joined=[joined(0, [1], [0])]))
     assert result.error == {"text": "RuntimeError: out of memory", "retry": True, "rows": ()}
+    stream.failed()
     assert ok(executor.execute(stream.plan())) == expected

@@ -99,7 +99,7 @@ def test_every_type_stands_on_the_page_with_its_fields_and_defaults(cls: type) -
 
 
 def test_parameters_stand_on_the_page_with_their_defaults() -> None:
-    assert ", ".join(field(f) for f in fields(SamplingParams)) in " ".join(PAGE.split())
+    assert ", ".join(field(f) for f in fields(SamplingParams) if not f.name.startswith("_")) in " ".join(PAGE.split())
 
 
 def test_plan_fields_stand_on_the_page_in_order() -> None:
