@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from leftfold.events import (
@@ -10,12 +11,15 @@ from leftfold.events import (
     Admit,
     CacheOpDone,
     Call,
+    Chunk,
     ControlDone,
+    End,
     Event,
     ExecutionPlan,
     FlushCache,
     ForwardDone,
     Pause,
+    Plan,
     Prepared,
     Reconfigure,
     Resume,
@@ -102,3 +106,23 @@ def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int]) -> Forw
         wrong: list[Any] = [*tokens[:-1], 1 << 31 if kind == "range" else "a token"]
         return ForwardDone(t=t, step=plan.step, tokens=wrong, digest=plan.digest)
     return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest, counts=[2])
+
+
+SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt")
+"""What may be wrong with a plan."""
+
+
+def spoil_plan(kind: str, plan: Plan, config: Config) -> Plan:
+    """A plan like `plan` that no state can apply."""
+    if kind == "slot" and plan.join:
+        return replace(plan, join=[plan.join[0]._replace(slot=config.max_running), *plan.join[1:]])
+    if kind == "page" and plan.join:
+        first, *others = plan.join
+        return replace(plan, join=[first._replace(pages=[[*first.pages[0][:-1], config.num_pages]]), *others])
+    if kind == "chunk":
+        return replace(plan, chunks=[*plan.chunks, Chunk(config.max_running, 1, False)])
+    if kind == "end":
+        return replace(plan, ends=[*plan.ends, End("nobody", 0, "deadline")])
+    if kind == "preempt":
+        return replace(plan, preempt=[*plan.preempt, -1])
+    return replace(plan, step=(plan.step or 0) + 1)

@@ -13,7 +13,7 @@ from typing import Any
 from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Gate
 from leftfold.fsm.policy import POLICIES
-from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILS, STRAYS
+from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILED_PLANS, SPOILS, STRAYS
 from leftfold.replay.fuzzing.world import Command, World
 
 RIDS = "abcdefgh"
@@ -158,6 +158,9 @@ class Rules:
     def spoiled(self, world: World) -> Command:
         return ("spoiled", {"kind": self.rng.choice(SPOILS)}) if world.flight is not None else ("tick", {})
 
+    def spoiled_plan(self, world: World) -> Command:
+        return ("spoiled_plan", {"kind": self.rng.choice(SPOILED_PLANS)})
+
     def stray_done(self, world: World) -> Command:
         return ("stray_done", {"behind": self._below(4) - 2})
 
@@ -196,7 +199,7 @@ _RESTARTED = (
 _WORK = {Rules.steps: 12, Rules.admit: 1.5, Rules.tick: 2, Rules.done: 1}
 _FAULTS = {
     Rules.abort: 2, Rules.abort_in_flight: 2, Rules.abort_all: 0.3, Rules.wait: 1, Rules.fail: 2, Rules.spoiled: 0.5,
-    Rules.stray_done: 1, Rules.lose: 0.5, Rules.start: 0.7, Rules.shutdown: 0.3, Rules.odd_admit: 1, Rules.stray: 0.5,
-    Rules.control: 0.5, Rules.copy: 0.3,
+    Rules.spoiled_plan: 0.5, Rules.stray_done: 1, Rules.lose: 0.5, Rules.start: 0.7, Rules.shutdown: 0.3,
+    Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 0.5, Rules.copy: 0.3,
 }  # fmt: skip
 RULES: Sequence[str] = tuple(rule.__name__ for rule in (*_WORK, *_FAULTS))

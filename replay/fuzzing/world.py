@@ -24,11 +24,11 @@ from leftfold.events import (
 )  # fmt: skip
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, Effects, FinishReason, Gate, Output, State, apply, decide, step
+from leftfold.fsm import Config, Effects, FinishReason, Gate, Output, PlanRefused, State, apply, decide, step
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
-from leftfold.replay.fuzzing.oddities import CONTROLS, STRAYS, odd_admit, spoil
+from leftfold.replay.fuzzing.oddities import CONTROLS, STRAYS, odd_admit, spoil, spoil_plan
 from leftfold.replay.fuzzing.refold import refold
 
 Key = tuple[str, int]
@@ -298,6 +298,22 @@ class World:
             effects = step(state, Tick(t=self.t))
             if state.digest() != before or len(effects.outputs) or effects.acks:
                 raise Violation("empty-tick", f"an empty Tick at {self.t} changed the state")
+
+    def spoiled_plan(self, kind: str) -> None:
+        """A plan with one thing wrong is refused, and nothing has changed."""
+        good = decide(self.state, self.t)
+        if good is None or good.step is None:
+            return
+        wrong = spoil_plan(kind, good, self.config)
+        before = self._costly(self.state.digest)
+        try:
+            apply(self.state, Tick(t=self.t, plan=wrong), wrong)
+        except PlanRefused:
+            self.state.check()
+        else:
+            raise Violation("taken", f"a plan with a wrong {kind} was taken: {wrong}")
+        if before and before != self.state.digest():
+            raise Violation("refused", f"a refused plan (wrong {kind}) changed the state")
 
     def _launch(self, plan: ExecutionPlan) -> None:
         if self.flight is not None:

@@ -12,7 +12,7 @@ from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Gate
 from leftfold.fsm.policy import POLICIES
 from leftfold.replay.fuzzing import World
-from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILS, STRAYS
+from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILED_PLANS, SPOILS, STRAYS
 
 RIDS = st.sampled_from("abcd")
 LIMITS = {
@@ -108,6 +108,10 @@ class Machine(RuleBasedStateMachine):
     @rule(kind=st.sampled_from(SPOILS))
     def spoiled(self, kind: str) -> None:
         self.world.spoiled(kind)
+
+    @rule(kind=st.sampled_from(SPOILED_PLANS))
+    def spoiled_plan(self, kind: str) -> None:
+        self.world.spoiled_plan(kind)
 
     @rule(behind=st.integers(-2, 3))
     def stray_done(self, behind: int) -> None:
