@@ -8,6 +8,9 @@ from leftfold.events import SamplingParams
 from leftfold.fsm import FinishReason, Output
 from leftfold.replay.fuzzing.errors import Violation
 
+Key = tuple[str, int]
+"""rid and epoch."""
+
 
 class Client:
     """One admitted request, seen from outside.
@@ -22,7 +25,7 @@ class Client:
     )  # fmt: skip
 
     def __init__(
-        self, key: tuple[str, int], prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, limit: int
+        self, key: Key, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, limit: int
     ) -> None:
         self.key = key
         self.prompt = prompt

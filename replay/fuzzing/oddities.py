@@ -30,7 +30,7 @@ from leftfold.events import (
     TransferDone,
     UpdateWeights,
     Wake,
-)  # fmt: skip
+)
 from leftfold.fsm import Config
 
 STRAYS: Mapping[str, Callable[[int], Event]] = {

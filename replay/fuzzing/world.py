@@ -21,17 +21,18 @@ from leftfold.events import (
     Shutdown,
     Started,
     Tick,
-)  # fmt: skip
+)
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, Effects, FinishReason, Gate, Output, PlanRefused, State, apply, decide, step
+from leftfold.fsm import Config, Effects, FinishReason, Gate, PlanRefused, State, apply, decide, step
+from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
+from leftfold.replay.fuzzing.looks import check_plan, check_rest, client_in, refusal_code
 from leftfold.replay.fuzzing.oddities import CONTROLS, STRAYS, odd_admit, spoil, spoil_plan
 from leftfold.replay.fuzzing.refold import refold
 
-Key = tuple[str, int]
 Command = tuple[str, Mapping[str, Any]]
 
 LONE_FAILURES = 3
@@ -52,16 +53,15 @@ class World:
         self.device = Device(self.config.num_pages, self.config.page_size, vocab)
         self.t = 0
         self.log: list[Event] = []
-        self.clients: dict[Key, Client] = {}
-        self.ended: dict[Key, Output] = {}
+        self.audience = Audience()
+        self.clients = self.audience.live
+        self.ended = self.audience.ended
         self.flight: ExecutionPlan | None = None
         self.steps_done = 0
         self.incarnation = 0
         self.closing_at = 0
-        self.hurried = False  # whether any client ever had a deadline
         self.call: str | None = None
         self.calls = 0
-        self._must_end: dict[Key, FinishReason] = {}
         self._originals: list[tuple[State, str]] = []
 
     # Folding and hearing
@@ -81,53 +81,21 @@ class World:
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
         """Take one event and let the clients hear. Raises what is wrong."""
         effects = self.take(event, plan)
-        self._hear(effects)
-        if self._must_end:
-            raise Violation("not-ended", f"{type(event).__name__} had to end {list(self._must_end)}")
-        if effects.acks:
-            self._answered(effects)
-        if effects.wake_at != self._due():
-            raise Violation("wake-at", f"{effects.wake_at}, but the next deadline is {self._due()}")
-        return effects
-
-    def _hear(self, effects: Effects) -> None:
-        clients = self.clients
-        for output in effects.outputs:
-            key = (output.rid, output.epoch)
-            client = clients.get(key)
-            if client is None:
-                raise Violation("after-end", f"{key} is over, or was never admitted, and hears {output}")
-            if output.tokens:
-                if client.hear_token(output):
-                    self.ended[key] = output
-                    del clients[key]
-            else:
-                self._hear_end(client, output)
-
-    def _hear_end(self, client: Client, output: Output) -> None:
-        if output.finish_reason is None or self._must_end.pop(client.key, None) is not output.finish_reason:
-            raise Violation("unasked-end", f"{client.key} ended with {output.finish_reason} ({output.error})")
-        if output.position != client.known:
-            raise Violation("order", f"{client.key} ended at {output.position}, expected {client.known}")
-        if (output.error is not None) != (output.finish_reason is FinishReason.ERROR):
-            raise Violation("error", f"{client.key} ended with {output.finish_reason} and {output.error}")
-        self.ended[client.key] = output
-        del self.clients[client.key]
-
-    def _answered(self, effects: Effects) -> None:
+        self.audience.hear(effects)
         for ack in effects.acks:
             if ack.call != self.call:
                 raise Violation("ack", f"{ack} answers no open call (open: {self.call})")
             self.call = None
+        if effects.wake_at != self._due():
+            raise Violation("wake-at", f"{effects.wake_at}, but the next deadline is {self._due()}")
+        return effects
 
     def _due(self) -> int | None:
         """When the next deadline expires, by the clients' own accounts."""
         if self.state.gate is Gate.STOPPED:
             return None
-        if not self.hurried:
-            return self.closing_at or None
-        times = [client.due() for client in self.clients.values()]
-        return min([due for due in (*times, self.closing_at) if due], default=None)
+        due = self.audience.due()
+        return min(due, self.closing_at) if due and self.closing_at else due or self.closing_at or None
 
     # Requests
 
@@ -156,7 +124,7 @@ class World:
         if key in self.clients:
             self._unheard(event)
             return
-        code = self._refusal(prompt, max_tokens)
+        code = refusal_code(self.state, self.config, prompt, max_tokens)
         if code is not None:
             self._refused(event, code)
             return
@@ -166,26 +134,8 @@ class World:
         client = Client(key, prompt, tokens, params, limit)
         client.deadline_at = self.t + deadline if deadline else 0
         client.queue_deadline_at = self.t + queue_deadline if queue_deadline else 0
-        self.hurried = self.hurried or client.due() > 0
-        self.clients[key] = client
+        self.audience.add(client)
         self._fold(event)
-
-    def _refusal(self, prompt: Sequence[int], max_tokens: int) -> str | None:
-        config, count = self.config, len(prompt)
-        if self.state.gate in (Gate.CLOSING, Gate.STOPPED):
-            return "closing"
-        bound = (1 << 31) if config.vocab_size is None else config.vocab_size
-        if not 0 < count < config.max_model_len or count > config.num_pages * config.page_size or max_tokens < 1:
-            return "invalid"
-        if not all(0 <= token < bound for token in prompt):
-            return "invalid"
-        waiting = [request for request in self.state.live.values() if request.seat is None]
-        if config.max_queued_requests is not None and len(waiting) >= config.max_queued_requests:
-            return "queue_full"
-        queued = sum(len(request.tokens) for request in waiting)
-        if config.max_queued_tokens is not None and queued + count > config.max_queued_tokens:
-            return "queue_full"
-        return None
 
     def odd_admit(self, kind: str) -> None:
         """A request that is refused whatever the configuration."""
@@ -214,13 +164,14 @@ class World:
         if client is None:
             self._unheard(event)
             return
-        self._must_end[client.key] = FinishReason.STOP if reason == "stop_string" else FinishReason.ABORT
+        told = FinishReason.STOP if reason == "stop_string" else FinishReason.ABORT
+        self.audience.must_end(client, told, keep)
         self._fold(event)
 
     def abort_all(self) -> None:
         """Everything that lives ends."""
-        for key in self.clients:
-            self._must_end[key] = FinishReason.ABORT
+        for client in self.clients.values():
+            self.audience.must_end(client, FinishReason.ABORT)
         self._fold(Abort(t=self.t, reason="all"))
 
     def _unheard(self, event: Event) -> None:
@@ -264,7 +215,7 @@ class World:
         self.t += 1
         due = self._due()
         if due is not None and due <= self.t:
-            self._expect_deadlines()
+            self.audience.expect_deadlines(self.t)
         plan = decide(self.state, self.t)
         if plan is None:
             self._idle()
@@ -277,19 +228,12 @@ class World:
         if effects.plan is not None:
             self._launch(effects.plan)
 
-    def _expect_deadlines(self) -> None:
-        t = self.t
-        for client in self.clients.values():
-            if (client.deadline_at and client.deadline_at <= t) or (
-                client.queue_deadline_at and client.queue_deadline_at <= t
-            ):
-                self._must_end[client.key] = FinishReason.DEADLINE
-
     def _idle(self) -> None:
         """Nothing was decided: there was nothing to do, and the empty `Tick` changes nothing."""
         state = self.state
-        if self._must_end:
-            raise Violation("not-ended", f"a Tick at {self.t} did not end {list(self._must_end)}")
+        due = self._due()
+        if due is not None and due <= self.t:
+            raise Violation("not-ended", f"a Tick at {self.t} did nothing although {due} is over")
         open_gate = state.gate in (Gate.RUNNING, Gate.CLOSING)
         if self.clients and open_gate and state.executor_present and self.flight is None:
             raise Violation("stuck", f"nothing is planned for {list(self.clients)}")
@@ -321,39 +265,7 @@ class World:
         self.flight = plan
         self.steps_done += 1
         if self.steps_done % self.rigour == 0:
-            self._check_plan(plan)
-
-    def _check_plan(self, plan: ExecutionPlan) -> None:
-        """It obeys the limits, and names only running rows, each once, at the position they have reached."""
-        config, rows = self.config, plan.rows
-        total = sum(row.length for row in rows)
-        if not 0 < total <= config.max_batch_tokens or len(rows) > config.max_running:
-            raise Violation("limits", f"step {plan.step} has {len(rows)} rows with {total} tokens")
-        if not config.prefix_cache and self.state.pool.published:
-            raise Violation("cache", "pages are published although there is no prefix cache")
-        if len({row.slot for row in rows}) != len(rows):
-            raise Violation("limits", f"step {plan.step} names a slot twice")
-        for row in rows:
-            client = self._client(row.slot)
-            if client is None or client.key[0] != row.rid:
-                raise Violation("limits", f"step {plan.step} names {row.rid!r}, which does not run")
-            if row.length > config.chunk:
-                raise Violation("limits", f"step {plan.step} computes {row.length} tokens of {row.rid!r}")
-            context = [*client.prompt, *client.tokens[: client.heard]]
-            if list(row.tokens) != context[row.start : row.start + row.length]:
-                raise Violation("input", f"step {plan.step} feeds {row.rid!r} with {row.tokens} from {row.start}")
-            if row.samples != (row.start + row.length == len(context)):
-                raise Violation("input", f"step {plan.step}: samples of {row.rid!r} is {row.samples}")
-            mirrored = self.state.pool.tokens[list(row.pages)].reshape(-1)[: row.start].tolist()
-            if mirrored != context[: row.start]:
-                raise Violation("mirror", f"pages {row.pages} of {row.rid!r} are noted to hold {mirrored}")
-
-    def _client(self, slot: int) -> Client | None:
-        """Who runs in `slot`, None if its request has ended."""
-        seat = self.state.by_slot[slot]
-        if seat is None or self.state.live.get(seat.request.key) is not seat.request:
-            return None
-        return self.clients[seat.request.key]
+            check_plan(self.state, self.config, self.clients, plan)
 
     def done(self) -> None:
         """The step in flight ends well."""
@@ -379,13 +291,13 @@ class World:
         result = self.device.fail(plan)
         if result.error is None or result.error["text"] != "planted":
             raise Violation("executor", f"step {plan.step}: {result.error}")
-        clients = [self._client(row.slot) for row in plan.rows]
+        clients = [client_in(self.state, self.clients, row.slot) for row in plan.rows]
         alive = [client for client in clients if client is not None]
         blamed = [clients[row] for row in rows if row < len(clients)] or ([] if retry else clients)
         for client in alive:
             client.failures += len(alive) == 1
             if client in blamed or client.failures >= LONE_FAILURES:
-                self._must_end[client.key] = FinishReason.ERROR
+                self.audience.must_end(client, FinishReason.ERROR)
         error = {"text": "planted", "retry": retry, "rows": list(rows)}
         self._fold(ForwardDone(t=self.t, step=plan.step, error=error, digest=result.digest))
 
@@ -447,7 +359,7 @@ class World:
         for client in self.clients.values():
             client.limit = min(client.limit, config.max_model_len, config.num_pages * config.page_size + 1)
             if client.known >= client.limit:
-                self._must_end[client.key] = FinishReason.LENGTH if client.heard else FinishReason.ERROR
+                self.audience.must_end(client, FinishReason.LENGTH if client.heard else FinishReason.ERROR)
 
     def shutdown(self, deadline: int = 0) -> None:
         """Admissions close; a second call is answered at once."""
@@ -481,20 +393,11 @@ class World:
             if bound < 0:
                 raise Violation("no-progress", f"{list(self.clients)} do not finish")
             self.steps()
-        self._check_rest()
+        check_rest(self.state, self.config)
+        if self.call is not None:
+            raise Violation("ack", f"{self.call} was never answered")
         for original, digest in self._originals:
             if original.digest() != digest:
                 raise Violation("copy", "an original changed with its copy")
         if replay:
             refold(self.first_config, self.log, self.state.digest())
-
-    def _check_rest(self) -> None:
-        """Nothing lives: no page, slot, place in line, deadline or call may be left."""
-        stats, state = self.state.stats(), self.state
-        left = [name for name in ("running", "waiting", "stopping", "live", "in_flight", "pages_held") if stats[name]]
-        if left or stats["queued_tokens"] or state.wake_at is not None or state.columns.watching:
-            raise Violation("leak", f"{left} are left when nothing lives")
-        if len(state.free_slots) != self.config.max_running:
-            raise Violation("leak", f"slots {state.free_slots} are free, not all {self.config.max_running}")
-        if self.call is not None:
-            raise Violation("ack", f"{self.call} was never answered")

@@ -1,0 +1,69 @@
+"""All clients of one run: who hears what, who must end now, and when the next of their deadlines expires."""
+
+from __future__ import annotations
+
+from leftfold.fsm import Effects, FinishReason, Output
+from leftfold.replay.fuzzing.clients import Client, Key
+from leftfold.replay.fuzzing.errors import Violation
+
+
+class Audience:
+    """`live`: clients without a terminal output; `ended`: the newest terminal output of each (rid, epoch).
+
+    Whoever is named by `must_end` before an event has to end with it, for that reason; nobody else may, but by a token.
+    """
+
+    def __init__(self) -> None:
+        self.live: dict[Key, Client] = {}
+        self.ended: dict[Key, Output] = {}
+        self._must: dict[Key, FinishReason] = {}
+        self._keep: int | None = None
+        self._hurried = False  # whether any client ever had a deadline
+
+    def add(self, client: Client) -> None:
+        self.live[client.key] = client
+        self._hurried = self._hurried or client.due() > 0
+
+    def must_end(self, client: Client, reason: FinishReason, keep: int | None = None) -> None:
+        """The next event ends `client`; `keep`: output tokens that count, if not all."""
+        self._must[client.key] = reason
+        self._keep = keep
+
+    def hear(self, effects: Effects) -> None:
+        """Tell every client what the effects hold for it. Raises `Violation`."""
+        live = self.live
+        for output in effects.outputs:
+            key = (output.rid, output.epoch)
+            client = live.get(key)
+            if client is None:
+                raise Violation("after-end", f"{key} is over, or was never admitted, and hears {output}")
+            if not output.tokens:
+                self._hear_end(client, output)
+            elif not client.hear_token(output):
+                continue
+            self.ended[key] = output
+            del live[key]
+        if self._must:
+            raise Violation("not-ended", f"{list(self._must)} had to end")
+
+    def _hear_end(self, client: Client, output: Output) -> None:
+        """A terminal output without tokens."""
+        if output.finish_reason is None or self._must.pop(client.key, None) is not output.finish_reason:
+            raise Violation("unasked-end", f"{client.key} ended with {output.finish_reason} ({output.error})")
+        if output.position != client.known:
+            raise Violation("order", f"{client.key} ended at {output.position}, expected {client.known}")
+        if (output.error is not None) != (output.finish_reason is FinishReason.ERROR):
+            raise Violation("error", f"{client.key} ended with {output.finish_reason} and {output.error}")
+        client.check_usage(output, client.heard if self._keep is None else min(self._keep, client.heard))
+
+    def due(self) -> int:
+        """When the next deadline expires (absolute µs, 0: never)."""
+        if not self._hurried:
+            return 0
+        return min([due for client in self.live.values() if (due := client.due())], default=0)
+
+    def expect_deadlines(self, t: int) -> None:
+        """A `Tick` at `t` must end everybody whose time is over."""
+        for client in self.live.values():
+            if 0 < client.due() <= t:
+                self.must_end(client, FinishReason.DEADLINE)

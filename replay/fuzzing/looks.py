@@ -1,0 +1,75 @@
+"""What must hold of a plan, of a refusal and of an engine at rest, as seen from outside the reducer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from leftfold.events import ExecutionPlan, Row
+from leftfold.fsm import Config, Gate, State
+from leftfold.replay.fuzzing.clients import Client, Key
+from leftfold.replay.fuzzing.errors import Violation
+
+
+def refusal_code(state: State, config: Config, prompt: Sequence[int], max_tokens: int) -> str | None:
+    """Why a request has to be refused now, None if it must not be."""
+    count = len(prompt)
+    if state.gate in (Gate.CLOSING, Gate.STOPPED):
+        return "closing"
+    bound = (1 << 31) if config.vocab_size is None else config.vocab_size
+    if not 0 < count < config.max_model_len or count > config.num_pages * config.page_size or max_tokens < 1:
+        return "invalid"
+    if not all(0 <= token < bound for token in prompt):
+        return "invalid"
+    waiting = [request for request in state.live.values() if request.seat is None]
+    if config.max_queued_requests is not None and len(waiting) >= config.max_queued_requests:
+        return "queue_full"
+    queued = sum(len(request.tokens) for request in waiting)
+    if config.max_queued_tokens is not None and queued + count > config.max_queued_tokens:
+        return "queue_full"
+    return None
+
+
+def client_in(state: State, clients: Mapping[Key, Client], slot: int) -> Client | None:
+    """Who runs in `slot`; None if its request has ended."""
+    seat = state.by_slot[slot]
+    if seat is None or state.live.get(seat.request.key) is not seat.request:
+        return None
+    return clients[seat.request.key]
+
+
+def check_plan(state: State, config: Config, clients: Mapping[Key, Client], plan: ExecutionPlan) -> None:
+    """A plan obeys the limits, and names only running rows, each once, at the position they have reached."""
+    rows = plan.rows
+    total = sum(row.length for row in rows)
+    if not 0 < total <= config.max_batch_tokens or len(rows) > config.max_running:
+        raise Violation("limits", f"step {plan.step} has {len(rows)} rows with {total} tokens")
+    if len({row.slot for row in rows}) != len(rows):
+        raise Violation("limits", f"step {plan.step} names a slot twice")
+    if not config.prefix_cache and state.pool.published:
+        raise Violation("cache", "pages are published although there is no prefix cache")
+    for row in rows:
+        client = client_in(state, clients, row.slot)
+        if client is None or client.key[0] != row.rid or row.length > config.chunk:
+            raise Violation("limits", f"step {plan.step} computes {row.length} tokens of {row.rid!r} ({client})")
+        _check_row(state, client, row)
+
+
+def _check_row(state: State, client: Client, row: Row) -> None:
+    context = [*client.prompt, *client.tokens[: client.heard]]
+    end = row.start + row.length
+    if list(row.tokens) != context[row.start : end] or row.samples != (end == len(context)):
+        raise Violation("input", f"{row.rid!r} computes {row.tokens} from {row.start}, samples {row.samples}")
+    mirrored = state.pool.tokens[list(row.pages)].reshape(-1)[: row.start].tolist()
+    if mirrored != context[: row.start]:
+        raise Violation("mirror", f"pages {row.pages} of {row.rid!r} are noted to hold {mirrored}")
+
+
+def check_rest(state: State, config: Config) -> None:
+    """Nothing lives: no page, slot, place in line or deadline may be left."""
+    stats = state.stats()
+    names = ("running", "waiting", "stopping", "live", "in_flight", "pages_held", "queued_tokens")
+    left = [name for name in names if stats[name]]
+    if left or state.wake_at is not None or state.columns.watching:
+        raise Violation("leak", f"{left} are left when nothing lives, wake_at is {state.wake_at}")
+    if len(state.free_slots) != config.max_running:
+        raise Violation("leak", f"slots {state.free_slots} are free, not all {config.max_running}")
