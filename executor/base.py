@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from leftfold.events import ExecutionPlan
+from leftfold.events import Control, ExecutionPlan
 
 
 class Result(NamedTuple):
@@ -16,12 +16,14 @@ class Result(NamedTuple):
 
     `tokens`: int32, one per sampling row in plan order. `digest`: chained by the executor itself over the plans it
     received. `error`: None, or {"text": str, "retry": bool, "rows": indices of culprits among the plan's rows}.
+    `controls`: (op, info, error) of each `control` operation, whose `ControlDone` comes before this `ForwardDone`.
     """
 
     step: int
     tokens: npt.NDArray[np.int32]
     digest: str
     error: Mapping[str, Any] | None = None
+    controls: Sequence[tuple[int, Any, str | None]] = ()
 
 
 NO_TOKENS: npt.NDArray[np.int32] = np.zeros(0, dtype=np.int32)
@@ -30,7 +32,9 @@ NO_TOKENS.setflags(write=False)
 
 def void(plan: ExecutionPlan, digest: str) -> Result:
     """What a step gets that was planned before an earlier one was known to have failed."""
-    return Result(plan.step, NO_TOKENS, digest, {"text": "an earlier step failed", "retry": True, "rows": ()})
+    failed = {"text": "an earlier step failed", "retry": True, "rows": ()}
+    lost = [(op.op, None, "an earlier step failed") for op in plan.ops if isinstance(op, Control)]
+    return Result(plan.step, NO_TOKENS, digest, failed, lost)
 
 
 class Executor(Protocol):

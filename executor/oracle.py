@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
+from typing import Any
 from zlib import crc32
 
 import numpy as np
 
-from leftfold.events import Copy, ExecutionPlan, Joined, chain_digest
+from leftfold.events import Control, Copy, ExecutionPlan, Joined, chain_digest
 from leftfold.events.digest import START
 from leftfold.executor.base import NO_TOKENS, Result, void
 from leftfold.executor.errors import PlanError, RowError
@@ -29,9 +30,12 @@ def _next_token(context_crc: int, length: int, vocab_size: int) -> int:
     return (mixed >> 7) % vocab_size
 
 
-def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int) -> list[int]:
-    """The `count` tokens that the toy model says after `prompt`, whatever the chunks, batches or pages."""
-    crc = crc32(array("i", prompt))
+def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, version: str = "") -> list[int]:
+    """The `count` tokens that the toy model says after `prompt`, whatever the chunks, batches or pages.
+
+    `version`: of its weights; the tokens are those of a request that sees no other.
+    """
+    crc = crc32(array("i", prompt), crc32(version.encode()))
     length = len(prompt)
     tokens: list[int] = []
     for _ in range(count):
@@ -63,6 +67,7 @@ class OracleExecutor:
         self.vocab_size = vocab_size
         self._blank = array("i", [UNWRITTEN]) * page_size
         self._planned_failure: tuple[str, tuple[int, ...]] | None = None
+        self._weights = 0
         self.reset()
 
     def reset(self) -> None:
@@ -81,10 +86,12 @@ class OracleExecutor:
         """Apply one plan. Never raises; an error without `retry` means that the plan was wrong."""
         step = plan.step
         self._digest = digest = chain_digest(self._digest, plan)
+        controls: list[tuple[int, Any, str | None]] = []
         try:
             self._apply_deltas(plan)
             if plan.voids < self._failures:
                 return void(plan, digest)
+            controls += [self._control(op) for op in plan.ops if isinstance(op, Control)]
             if self._planned_failure is not None:
                 (text, rows), self._planned_failure = self._planned_failure, None
                 raise RowError(text, rows)
@@ -92,12 +99,12 @@ class OracleExecutor:
             tokens = self._compute(decoding, chunks)
         except RowError as error:
             self._failures += 1
-            return Result(step, NO_TOKENS, digest, {"text": str(error), "retry": True, "rows": error.rows})
+            return Result(step, NO_TOKENS, digest, {"text": str(error), "retry": True, "rows": error.rows}, controls)
         except (PlanError, LookupError, ValueError) as error:
             self._failures += 1
             text = f"step {step} does not fit the oracle's mirrors: {type(error).__name__}: {error}"
-            return Result(step, NO_TOKENS, digest, {"text": text, "retry": False, "rows": ()})
-        return Result(step, np.array(tokens, dtype=np.int32), digest)
+            return Result(step, NO_TOKENS, digest, {"text": text, "retry": False, "rows": ()}, controls)
+        return Result(step, np.array(tokens, dtype=np.int32), digest, None, controls)
 
     def _apply_deltas(self, plan: ExecutionPlan) -> None:
         delta, rows = plan.plan, self._rows
@@ -115,11 +122,23 @@ class OracleExecutor:
                 rows[slot].pages.append(page)
                 self._wipe(page, 0)
         for operation in delta.ops:
+            if isinstance(operation, Control):
+                continue
             if not isinstance(operation, Copy):
                 raise PlanError(f"the oracle does not know the operation {operation}")
             held = [self._memory[page][:] for page in operation.src]
             for page, content in zip(operation.dst, held, strict=True):
                 self._memory[page][:] = content
+
+    def _control(self, control: Control) -> tuple[int, Any, str | None]:
+        """Carry out a control verb; the toy's K/V is lost in its sleep, and its weights are the name of a version."""
+        if control.verb == "sleep" and "kv" in control.args["tags"]:
+            self._memory = [self._blank[:] for _ in range(self.num_pages)]
+        elif control.verb == "update_weights":
+            if control.args["source"] == "missing":
+                return control.op, None, "there are no weights at missing"
+            self._weights = crc32(control.args["version"].encode())
+        return control.op, {"verb": control.verb}, None
 
     def _enter(self, joined: Joined) -> None:
         if joined.slot in self._rows:
@@ -165,15 +184,15 @@ class OracleExecutor:
             memory[row.pages[at // size]][at % size] = row.last
         for row, chunk, _ in chunks:
             self._write(row, chunk)
-        read, vocab_size, page_of = _next_token, self.vocab_size, memory.__getitem__
+        read, vocab_size, page_of, weights = _next_token, self.vocab_size, memory.__getitem__, self._weights
         tokens = []
         for row in decoding:
             known = row.known
-            tokens.append(read(crc32(b"".join(map(page_of, row.pages))[: 4 * known]), known, vocab_size))
+            tokens.append(read(crc32(b"".join(map(page_of, row.pages))[: 4 * known], weights), known, vocab_size))
         for row, chunk, samples in chunks:
             if samples:
                 end = row.computed + len(chunk)
-                tokens.append(read(crc32(b"".join(map(page_of, row.pages))[: 4 * end]), end, vocab_size))
+                tokens.append(read(crc32(b"".join(map(page_of, row.pages))[: 4 * end], weights), end, vocab_size))
         # The writes above have already failed for a row that lacks a page, so every context was read in full.
         for row, token in zip(decoding, tokens, strict=False):  # decode rows come first
             row.computed += 1

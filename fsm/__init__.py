@@ -2,13 +2,15 @@
 
 from leftfold.fsm.effects import Ack, Effects, FinishReason, Output, Outputs, Usage
 from leftfold.fsm.errors import InvariantViolation, PlanRefused
+from leftfold.fsm.gate import GATES, Gate, GateTrigger
 from leftfold.fsm.lifecycle import LIVE, TRANSITIONS, Phase, Trigger
 from leftfold.fsm.limits import Config, ConfigError
 from leftfold.fsm.planner import decide
 from leftfold.fsm.reducer import LAWS, apply, step
-from leftfold.fsm.state import Gate, State
+from leftfold.fsm.state import State
 
 __all__ = [
-    "Ack", "Config", "ConfigError", "Effects", "FinishReason", "Gate", "InvariantViolation", "LAWS", "LIVE", "Output",
-    "Outputs", "Phase", "PlanRefused", "State", "TRANSITIONS", "Trigger", "Usage", "apply", "decide", "step",
+    "Ack", "Config", "ConfigError", "Effects", "FinishReason", "GATES", "Gate", "GateTrigger", "InvariantViolation",
+    "LAWS", "LIVE", "Output", "Outputs", "Phase", "PlanRefused", "State", "TRANSITIONS", "Trigger", "Usage", "apply",
+    "decide", "step",
 ]  # fmt: skip

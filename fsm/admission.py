@@ -11,12 +11,13 @@ from leftfold.events.plan import TokenArray
 from leftfold.events.types import Admit, SamplingParams
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
 from leftfold.fsm.ending import forget
+from leftfold.fsm.gate import Gate
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN, token_limit
 from leftfold.fsm.prefix import namespace
 from leftfold.fsm.request import Request
 from leftfold.fsm.seating import enqueue
-from leftfold.fsm.state import Gate, State
+from leftfold.fsm.state import State
 
 
 class Refusal(Exception):
@@ -63,7 +64,7 @@ def _request(state: State, event: Admit, tokens: TokenArray) -> Request:
     request.queue_deadline_at = event.t + event.queue_deadline if event.queue_deadline else 0
     request.reads_cache = state.config.prefix_cache and event.cache != "off"
     request.publishes = state.config.prefix_cache and event.cache == "use"
-    salt = event.cache_salt
+    request.salt = salt = event.cache_salt
     request.root = namespace(generation=state.generation, salt=salt) if salt else state.root
     return request
 
@@ -73,7 +74,7 @@ def _refuse(state: State, event: Admit, refusal: Refusal, outputs: Outputs) -> N
     state.next_arrival += 1
     request.prompt_len = len(event.prompt) if isinstance(event.prompt, (Sequence, np.ndarray)) else 0
     error = {"code": refusal.code, "text": refusal.text}
-    outputs.parts.append(closing_output(request, request.prompt_len, FinishReason.ERROR, error))
+    outputs.parts.append(closing_output(request, request.prompt_len, FinishReason.ERROR, error, version=state.version))
     advance(request, Trigger.REFUSE)
     state.count("refused")
     state.requests[event.rid] = request

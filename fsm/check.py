@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from leftfold.fsm.errors import InvariantViolation
 from leftfold.fsm.lifecycle import Phase
-from leftfold.fsm.limits import demand
+from leftfold.fsm.limits import MAX_DEPTH, demand
 
 if TYPE_CHECKING:
     from leftfold.fsm.request import Seat
@@ -108,7 +108,7 @@ def _check_rows(state: State) -> None:
         computed, planned, request = computed_column[slot], planned_column[slot], seat.request
         if request.phase is not Phase.PREFILLING or not computed <= planned < seat.target == len(request.tokens):
             raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {computed} of {seat.target}")
-        most = demand(seat.target + state.config.pipeline_depth, size)  # a failed step may have planned so far
+        most = demand(seat.target + MAX_DEPTH, size)  # a failed step may have planned so far
         if not demand(seat.target, size) <= len(seat.pages) <= most:
             raise InvariantViolation(f"row {request.rid!r}: {seat.pages} for {seat.target} tokens")
         _check_private(state, seat, computed // size)
@@ -119,7 +119,7 @@ def _check_decoding(state: State, seat: Seat, computed: int, base: int, in_time:
     if request.phase is not Phase.DECODING or not in_time:
         raise InvariantViolation(f"row {request.rid!r} is {request.phase} or planned too far ahead")
     number, within = divmod(computed, size)
-    most = demand(computed + state.config.pipeline_depth + 1, size)
+    most = demand(computed + MAX_DEPTH + 1, size)
     if not demand(computed, size) <= len(seat.pages) <= most or seat.edge != (number + 1) * size:
         raise InvariantViolation(f"row {request.rid!r}: computed {computed}, edge {seat.edge}, {seat.pages}")
     if computed + 1 >= request.limit:

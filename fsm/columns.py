@@ -12,6 +12,9 @@ WATCHED = 1 << 18
 """Stop ids below this are watched by column; a request with a larger one is looked at every step."""
 
 
+_COLUMNS = ("computed", "planned", "limit", "runway", "base", "alarm", "last")
+
+
 class Columns:
     """One entry per slot; an entry means nothing while its slot is free.
 
@@ -45,10 +48,16 @@ class Columns:
             self.watch[token] += change
         self.watching += change * len(stops)
 
+    def widen(self, slots: int) -> None:
+        """Make the columns at least `slots` long."""
+        more = np.zeros(slots - len(self.computed), np.int64)
+        for name in _COLUMNS:
+            setattr(self, name, np.concatenate((getattr(self, name), more)))
+
     def copy(self) -> Columns:
         """An independent copy."""
         other = object.__new__(Columns)
-        for name in ("computed", "planned", "limit", "runway", "base", "alarm", "last", "watch"):
+        for name in (*_COLUMNS, "watch"):
             setattr(other, name, getattr(self, name).copy())
         other.watching = self.watching
         return other

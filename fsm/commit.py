@@ -8,7 +8,8 @@ import numpy as np
 
 from leftfold.events.plan import IntArray
 from leftfold.events.types import ForwardDone
-from leftfold.fsm.effects import FinishReason, Output, Outputs, TokenBatch, Usage
+from leftfold.fsm.controls import lose_control
+from leftfold.fsm.effects import Ack, FinishReason, Output, Outputs, TokenBatch, Usage
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN
@@ -26,7 +27,7 @@ MAX_LONE_FAILURES = 3
 """Failed steps in which a request was the only row, after which it is taken for the culprit."""
 
 
-def forward_done(state: State, event: ForwardDone, outputs: Outputs) -> None:
+def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[Ack]) -> None:
     """Fold a result. One of a step that is not in flight is a no-op; one that is wrong loses the executor."""
     in_flight = state.in_flight
     if not in_flight or not in_flight[0].step <= event.step <= in_flight[-1].step:
@@ -36,7 +37,10 @@ def forward_done(state: State, event: ForwardDone, outputs: Outputs) -> None:
     tokens = _attested(flight, event)
     if tokens is None:
         lose_executor(state)
+        lose_control(state, acks, "the executor was lost")
     elif event.error is not None:
+        if any(state.controls and state.controls[0].op in step.ops for step in in_flight):
+            lose_control(state, acks, "the step that carried it out failed")
         _fail(state, event, outputs)
     else:
         in_flight.popleft()
@@ -105,7 +109,7 @@ def _commit_decode(
     indices = marked.nonzero()[0]
     ended = _look_at(state, seats, computed, tokens, indices) if len(indices) else {}
     over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
-    outputs.parts.append(TokenBatch(seats, computed, tokens, ended))
+    outputs.parts.append(TokenBatch(seats, computed, tokens, ended, state.version))
 
 
 def _look_at(
@@ -167,7 +171,7 @@ def _commit_chunks(
         reason = _reason(request, token, at)
         usage = None if reason is None else _usage(request, at)
         outputs.parts.append(
-            Output(request.rid, request.epoch, request.choice, at, (token,), reason, None, usage, "")
+            Output(request.rid, request.epoch, request.choice, at, (token,), reason, None, usage, state.version)
         )
         state.count("generation_tokens")
         if reason is not None:
@@ -181,7 +185,7 @@ def _store_chunk(state: State, chunk: ChunkRow) -> None:
     first, full = chunk.start // size, end // size
     state.pool.store(seat.pages, chunk.start, chunk.tokens)
     state.columns.computed[seat.slot] = end
-    if seat.request.publishes and full > first:
+    if seat.publishes and full > first:
         request = seat.request
         extend_keys(request.keys, request.root, request.tokens, full, size)
         state.pool.publish(zip(seat.pages[first:full], request.keys[first:full], strict=True))

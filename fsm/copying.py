@@ -39,6 +39,7 @@ class _Copier:
             twin = self.seats[seat] = object.__new__(Seat)
             twin.slot, twin.order, twin.target = seat.slot, seat.order, seat.target
             twin.last, twin.edge, twin.final = seat.last, seat.edge, seat.final
+            twin.publishes = seat.publishes
             twin.parent, twin.stops = seat.parent, seat.stops
             twin.pages = seat.pages.copy()
             twin.request = self.request(seat.request)
@@ -59,7 +60,7 @@ class _Copier:
         return twin
 
     def in_flight(self, step: InFlight) -> InFlight:
-        return type(step)(step.step, step.digest, self.step_rows(step.rows), step.ended.copy())
+        return type(step)(step.step, step.digest, self.step_rows(step.rows), step.ops, step.ended.copy())
 
     def state(self, state: State) -> State:
         twin = object.__new__(type(state))
@@ -80,6 +81,9 @@ class _Copier:
         twin.stopping = [self.seat(seat) for seat in state.stopping]
         twin.left = state.left.copy()
         twin.in_flight = deque(self.in_flight(step) for step in state.in_flight)
+        twin.pause_calls = state.pause_calls.copy()
+        twin.controls = deque(type(control)(control.event, control.barrier, control.op) for control in state.controls)
+        twin.asleep = state.asleep.copy()
         twin.memo = state.memo.copy()
         twin.counts = state.counts.copy()
         return twin

@@ -53,7 +53,7 @@ class TokenBatch:
     `ended`: reason and usage of the rows that this token ends, by index.
     """
 
-    __slots__ = ("ended", "positions", "seats", "tokens")
+    __slots__ = ("ended", "positions", "seats", "tokens", "version")
 
     def __init__(
         self,
@@ -61,11 +61,13 @@ class TokenBatch:
         positions: IntArray,
         tokens: IntArray,
         ended: Mapping[int, tuple[FinishReason, Usage]],
+        version: str,
     ) -> None:
         self.seats = seats
         self.positions = positions
         self.tokens = tokens
         self.ended = ended
+        self.version = version
 
     def __len__(self) -> int:
         return len(self.seats)
@@ -76,8 +78,9 @@ class TokenBatch:
             request = seat.request
             reason, usage = self.ended.get(index, (None, None))
             yield Output(
-                request.rid, request.epoch, request.choice, positions[index], (tokens[index],), reason, None, usage, ""
-            )
+                request.rid, request.epoch, request.choice, positions[index], (tokens[index],), reason, None, usage,
+                self.version,
+            )  # fmt: skip
 
 
 class Outputs:
@@ -119,10 +122,15 @@ class Effects:
 
 
 def closing_output(
-    request: Request, known: int, reason: FinishReason, error: Mapping[str, str] | None = None, keep: int | None = None
+    request: Request,
+    known: int,
+    reason: FinishReason,
+    error: Mapping[str, str] | None = None,
+    keep: int | None = None,
+    version: str = "",
 ) -> Output:
     """A terminal output without tokens. `known`: tokens the request has; `keep`: generated ones that count."""
     generated = known - request.prompt_len
     counted = generated if keep is None else max(0, min(keep, generated))
     usage = Usage(request.prompt_len, counted, request.cached)
-    return Output(request.rid, request.epoch, request.choice, known, (), reason, error, usage, "")
+    return Output(request.rid, request.epoch, request.choice, known, (), reason, error, usage, version)

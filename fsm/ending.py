@@ -20,7 +20,7 @@ def end_with_output(
     keep: int | None = None,
 ) -> None:
     """End a live request in any phase, with a terminal output that carries no tokens."""
-    outputs.parts.append(closing_output(request, state.known(request), reason, error, keep))
+    outputs.parts.append(closing_output(request, state.known(request), reason, error, keep, state.version))
     end(state, ((request, reason),))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leftfold.events.codec import params_json
+from leftfold.events.codec import encode, params_json
 from leftfold.events.digest import canonical
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ def _record(state: State) -> list[Any]:
     return [
         state.config.as_dict(),
         [state.gate.value, state.executor_present, state.incarnation, state.generation],
+        [state.drain_mode, state.gate_seq, state.pause_calls, state.frozen, state.asleep, state.version, state.next_op],
+        [[encode(control.event).decode(), control.barrier, control.op] for control in state.controls],
         [state.next_step, state.next_arrival, state.next_order, state.chain, state.closing_call, state.closing_at],
         [_request(request) for request in state.live.values()],
         [[request.rid, request.epoch, request.phase.value if request.phase else ""] for request in state.finished],
@@ -59,4 +61,4 @@ def _request(request: Request) -> list[Any]:
 def _step(step: InFlight) -> list[Any]:
     rows = step.rows
     chunks = [[chunk.seat.slot, chunk.start, chunk.length, chunk.samples] for chunk in rows.chunks]
-    return [step.step, step.digest, step.ended, rows.decode.slots, rows.starts, rows.inputs, chunks]
+    return [step.step, step.digest, step.ended, list(step.ops), rows.decode.slots, rows.starts, rows.inputs, chunks]

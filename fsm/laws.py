@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from leftfold.events.digest import digest_of
-from leftfold.events.plan import ExecutionPlan, Join, Joined, Plan, as_list
+from leftfold.events.plan import Control, ExecutionPlan, Join, Joined, Plan, as_list
+from leftfold.fsm.controls import launch_control
 from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
@@ -29,6 +30,8 @@ def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | No
         return None
     for slot in plan.preempt:
         _preempt(state, slot)
+    if plan.ops:
+        launch_control(state)
     joined = [_join(state, row) for row in plan.join]
     for slots, pages in plan.grow:
         _grow(state, as_list(slots), as_list(pages))
@@ -95,7 +98,8 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
     state.chain = digest_of(state.chain, plan, ended, joined, tokens, state.voids)
     state.next_step += 1
     assert plan.step is not None
-    state.in_flight.append(InFlight(plan.step, state.chain, rows))
+    ops = [op.op for op in plan.ops if isinstance(op, Control)] if plan.ops else ()
+    state.in_flight.append(InFlight(plan.step, state.chain, rows, ops))
     return ExecutionPlan(
         plan=plan, ended=ended, joined=joined, chunk_tokens=tokens, digest=state.chain, source=rows, voids=state.voids
     )

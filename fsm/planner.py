@@ -9,14 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from leftfold.events.plan import Chunk, End, Evict, Grow, Join, Plan
+from leftfold.events.plan import Chunk, Control, End, Evict, Grow, Join, Plan
+from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.draft import Draft, next_pages
 from leftfold.fsm.effects import FinishReason
+from leftfold.fsm.gate import Gate, may_join, rows_pass
 from leftfold.fsm.limits import demand
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import RowSet
-from leftfold.fsm.state import Gate, State
+from leftfold.fsm.state import State
 
 
 def decide(state: State, t: int) -> Plan | None:
@@ -25,11 +27,33 @@ def decide(state: State, t: int) -> Plan | None:
     overdue = [] if wake_at is None or wake_at > t else [who for key, who in state.deadlines.items() if key[0] <= t]
     if state.closing_at and wake_at is not None and state.closing_at <= t:
         return Plan(ends=_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
-    if not _plans_rows(state):
+    if state.gate is Gate.STOPPED or len(state.in_flight) > state.config.pipeline_depth:
         return Plan(ends=_ends(overdue)) if overdue else None
-    if overdue or state.waiting or state.prefilling or state.resting or len(state.at_edge) > state.pool.usable:
-        return _Planner(state, overdue).plan()
+    control = operation(state) if state.controls else None
+    if control is not None and state.controls[0].barrier:
+        return _control_alone(state, overdue, control)
+    if not rows_pass(state):
+        if control is not None:
+            return _control_alone(state, overdue, control)
+        return Plan(ends=_ends(overdue)) if overdue else None
+    busy = overdue or state.waiting or state.prefilling or state.resting or control is not None
+    if busy or len(state.at_edge) > state.pool.usable:
+        return _Planner(state, overdue, control).plan()
     return _same_rows(state) if state.decoding.seats else None
+
+
+def _control_alone(state: State, overdue: Sequence[Request], control: Control) -> Plan:
+    """A plan for one operation: rows are left out, or give their pages back where it takes their K/V."""
+    dropped = [request.seat for request in overdue]
+    rows = [seat for seat in state.running() if seat not in dropped]
+    gone = gives_back_rows(control, state.controls[0])
+    return Plan(
+        step=state.next_step,
+        preempt=[seat.slot for seat in rows] if gone else (),
+        chunks=() if gone else [Chunk(seat.slot, 0, False) for seat in rows],
+        ops=(control,),
+        ends=_ends(overdue),
+    )
 
 
 def _same_rows(state: State) -> Plan:
@@ -45,11 +69,6 @@ def _evictions(pages: Sequence[int]) -> Sequence[Evict]:
     return (Evict("device", 0, pages),) if pages else ()
 
 
-def _plans_rows(state: State) -> bool:
-    open_gate = state.gate is Gate.RUNNING or state.gate is Gate.CLOSING
-    return open_gate and state.executor_present and len(state.in_flight) <= state.config.pipeline_depth
-
-
 def _ends(overdue: Sequence[Request]) -> list[End]:
     ends: dict[tuple[str, int], End] = {}
     for request in overdue:
@@ -60,8 +79,9 @@ def _ends(overdue: Sequence[Request]) -> list[End]:
 class _Planner:
     """One decision in the making. `budget`: tokens that this step may still compute."""
 
-    def __init__(self, state: State, overdue: Sequence[Request]) -> None:
+    def __init__(self, state: State, overdue: Sequence[Request], control: Control | None) -> None:
         self.state = state
+        self.ops: Sequence[Control] = () if control is None else (control,)
         self.config = state.config
         self._draft: Draft | None = None
         self.ends: Sequence[End] = ()
@@ -96,7 +116,7 @@ class _Planner:
             self._continue()
         if self.state.waiting and not short:
             self._admit()
-        if not decoding and not any(chunk.length for chunk in self.chunks):
+        if not decoding and not self.ops and not any(chunk.length for chunk in self.chunks):
             return Plan(ends=self.ends) if self.ends else None
         return Plan(
             step=self.state.next_step,
@@ -105,6 +125,7 @@ class _Planner:
             chunks=self.chunks,
             grow=self.grow,
             evict=_evictions(self._draft.evicted) if self._draft is not None else (),
+            ops=self.ops,
             ends=self.ends,
         )
 
@@ -188,8 +209,9 @@ class _Planner:
         """Admit by rank while slots, budget and pages last; who does not fit is not overtaken."""
         room = self.config.rows - len(self.decoding) - len(self.prefilling)
         gone = [(end.rid, end.epoch) for end in self.ends]
-        for request in self.state.waiting:
-            if request.key in gone:
+        state = self.state
+        for request in state.waiting:
+            if request.key in gone or not may_join(state, request):
                 continue
             if room <= len(self.joins) or self.budget <= 0 or not self._join(request):
                 break

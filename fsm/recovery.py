@@ -5,15 +5,17 @@ from __future__ import annotations
 from leftfold.events.digest import START
 from leftfold.events.types import Started
 from leftfold.fsm.columns import Columns
+from leftfold.fsm.controls import lose_control
 from leftfold.fsm.effects import Ack, FinishReason, Outputs
 from leftfold.fsm.ending import drain_all, end_with_output
+from leftfold.fsm.gate import Gate, GateTrigger, move_gate
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.policy import POLICIES
 from leftfold.fsm.request import Request
 from leftfold.fsm.seating import put_back
-from leftfold.fsm.state import Gate, State
+from leftfold.fsm.state import State
 
 
 def lose_executor(state: State) -> None:
@@ -36,11 +38,12 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     state.chain = START
     state.voids = 0
     state.left.clear()
+    state.asleep = []
+    lose_control(state, acks, "the engine was started again")
     if state.gate is Gate.CLOSING:
         acks.append(Ack(state.closing_call or "", False, "superseded: the engine was started again"))
-    if state.gate in (Gate.CLOSING, Gate.STOPPED):
-        state.gate = Gate.RUNNING
-        state.closing_call, state.closing_at = None, 0
+    move_gate(state, GateTrigger.STARTED)
+    state.closing_call, state.closing_at, state.frozen = None, 0, False
 
 
 def _void(state: State) -> None:

@@ -7,15 +7,18 @@ from typing import Any
 
 from leftfold.events import types
 from leftfold.events.plan import ExecutionPlan, Plan
-from leftfold.events.types import Abort, Event, ForwardDone, Shutdown, Started, Tick
+from leftfold.events.types import Abort, Event, ForwardDone, Started, Tick
 from leftfold.fsm.admission import admit
 from leftfold.fsm.commit import forward_done
+from leftfold.fsm.controls import control_done, enqueue_control, lose_control, settle_controls
 from leftfold.fsm.effects import Ack, Effects, FinishReason, Outputs
 from leftfold.fsm.ending import end_with_output
+from leftfold.fsm.gate import Gate
 from leftfold.fsm.laws import apply_plan
+from leftfold.fsm.pausing import pause, resume, settle, shutdown, stop_when_due
 from leftfold.fsm.planner import decide
 from leftfold.fsm.recovery import lose_executor, start
-from leftfold.fsm.state import Gate, State
+from leftfold.fsm.state import State
 
 LAWS = 1
 """The number of the laws in force, as `Started.laws` records it."""
@@ -41,13 +44,15 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
     if type(event) is Tick:
         if plan is not None:
             execution = apply_plan(state, plan, outputs)
-            _stop_when_due(state, event.t, acks)
+            stop_when_due(state, event.t, acks)
     elif type(event) is ForwardDone:
-        forward_done(state, event, outputs)
+        forward_done(state, event, outputs, acks)
     else:
         _HANDLERS[type(event)](state, event, outputs, acks)
-    if state.gate is Gate.CLOSING and not state.live and not state.in_flight:
-        _stop(state, acks)
+    if state.controls:
+        settle_controls(state, acks)
+    if state.gate is not Gate.RUNNING:
+        settle(state, acks)
     return Effects(execution, outputs, acks, (), state.wake_at)
 
 
@@ -77,27 +82,7 @@ def _started(state: State, event: Started, outputs: Outputs, acks: list[Ack]) ->
 
 def _executor_lost(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
     lose_executor(state)
-
-
-def _shutdown(state: State, event: Shutdown, outputs: Outputs, acks: list[Ack]) -> None:
-    if state.gate in (Gate.CLOSING, Gate.STOPPED):
-        acks.append(Ack(event.call, state.gate is Gate.STOPPED, f"the engine is {state.gate.value}"))
-        return
-    state.gate = Gate.CLOSING
-    state.closing_call = event.call
-    state.closing_at = event.t + event.deadline if event.deadline else 0
-
-
-def _stop_when_due(state: State, t: int, acks: list[Ack]) -> None:
-    """CLOSING ends at its deadline although something lives: that is for the next `Started`."""
-    if state.gate is Gate.CLOSING and state.closing_at and t >= state.closing_at:
-        _stop(state, acks)
-
-
-def _stop(state: State, acks: list[Ack]) -> None:
-    state.gate = Gate.STOPPED
-    acks.append(Ack(state.closing_call or "", True, {"live": len(state.live)}))
-    state.closing_call, state.closing_at = None, 0
+    lose_control(state, acks, "the executor was lost")
 
 
 def _ignore(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
@@ -113,15 +98,15 @@ def _decline(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> Non
 _HANDLERS: Mapping[type, Callable[[State, Any, Outputs, list[Ack]], None]] = {
     types.Started: _started,
     types.ExecutorLost: _executor_lost,
-    types.Shutdown: _shutdown,
+    types.Shutdown: shutdown,
+    types.Pause: pause,
+    types.Resume: resume,
+    types.ControlDone: control_done,
     types.Admit: _admit,
     types.Abort: _abort,
-    **dict.fromkeys((types.Prepared, types.CacheOpDone, types.TransferDone, types.ControlDone), _ignore),
+    **dict.fromkeys((types.Prepared, types.CacheOpDone, types.TransferDone), _ignore),
     **dict.fromkeys(
-        (
-            types.Session, types.Pause, types.Resume, types.FlushCache, types.Sleep, types.Wake, types.UpdateWeights,
-            types.Reconfigure, types.Adapter, types.Call,
-        ),
-        _decline,
+        (types.FlushCache, types.Sleep, types.Wake, types.UpdateWeights, types.Reconfigure, types.Call), enqueue_control
     ),
-}  # fmt: skip
+    **dict.fromkeys((types.Session, types.Adapter), _decline),
+}

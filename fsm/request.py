@@ -13,12 +13,13 @@ class Seat:
     """One stay of a request in a slot. `pages` only grows, so a view of a plan may hold it for ever.
 
     `order`: counts joins, so rows sort by it. `target`: tokens known at the join, which the prefill computes.
+    `publishes`: its full pages enter the prefix cache; not any more once the generation it joined with is over.
     While it decodes: `edge` is the position at which its current page is full; `parent` the prefix key of the page
     before that (None: it does not publish); `final` is `last` (0: look at every token, since it has stop ids that are
     too large to be watched). `last`: positions computed when its limit is reached.
     """
 
-    __slots__ = ("edge", "final", "last", "order", "pages", "parent", "request", "slot", "stops", "target")
+    __slots__ = ("edge", "final", "last", "publishes", "order", "pages", "parent", "request", "slot", "stops", "target")
 
     def __init__(self, request: Request, slot: int, order: int, pages: list[int]) -> None:
         self.request = request
@@ -28,6 +29,7 @@ class Seat:
         self.target = len(request.tokens)
         self.stops = request.stops
         self.last = request.limit - 1
+        self.publishes = request.publishes
         self.edge = 0
         self.final = 0
         self.parent: bytes | None = None
@@ -44,7 +46,7 @@ class Request:
     __slots__ = (
         "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "limit", "params", "phase",
         "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
-        "seat", "stops", "tenant", "tokens", "watched",
+        "salt", "seat", "stops", "tenant", "tokens", "watched",
     )  # fmt: skip
 
     phase: Phase | None
@@ -68,6 +70,7 @@ class Request:
         self.queue_deadline_at = 0
         self.reads_cache = True
         self.publishes = True
+        self.salt = ""
         self.root = b""
         self.keys: list[bytes] = []
         self.seat: Seat | None = None

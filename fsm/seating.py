@@ -131,7 +131,7 @@ def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
     number = computed // size
     seat.edge = (number + 1) * size
     seat.final = seat.last if len(request.watched) == len(request.stops) else 0
-    if request.publishes:
+    if seat.publishes:
         extend_keys(request.keys, request.root, request.tokens, number, size)
         seat.parent = request.keys[number - 1] if number else request.root
     columns.last[slot] = token

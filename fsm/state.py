@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
-from enum import Enum
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from leftfold.events.digest import START
 from leftfold.fsm import check, copying, fingerprint
 from leftfold.fsm.columns import Columns
+from leftfold.fsm.gate import Gate
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.policy import POLICIES, Policy
@@ -21,32 +22,37 @@ KEPT_FINISHED = 1024
 """So many finished requests can still be looked up by rid."""
 
 
-class Gate(Enum):
-    """Whether the engine takes and plans work."""
-
-    RUNNING = "running"
-    DRAINING = "draining"
-    PAUSED = "paused"
-    CLOSING = "closing"
-    STOPPED = "stopped"
-
-
 class InFlight:
     """A step that the executor has and has not answered.
 
-    `expected`: tokens its result brings; `ended`: slots of its rows that ended meanwhile.
+    `expected`: tokens its result brings; `ended`: slots of its rows that ended meanwhile; `ops`: control operations
+    that it starts.
     """
 
-    __slots__ = ("digest", "ended", "expected", "rows", "step")
+    __slots__ = ("digest", "ended", "expected", "ops", "rows", "step")
 
-    def __init__(self, step: int, digest: str, rows: StepRows, ended: list[int] | None = None) -> None:
+    def __init__(
+        self, step: int, digest: str, rows: StepRows, ops: Sequence[int] = (), ended: list[int] | None = None
+    ) -> None:
         self.step = step
+        self.ops = ops
         self.expected = len(rows.decode.seats)
         if rows.chunks:
             self.expected += sum([chunk.samples for chunk in rows.chunks])
         self.digest = digest
         self.rows = rows
         self.ended = ended or []
+
+
+class ControlCall:
+    """A control call in the queue. `barrier`: no rows while it waits; `op`: its operation, once that is in a plan."""
+
+    __slots__ = ("barrier", "event", "op")
+
+    def __init__(self, event: Any, barrier: bool, op: int | None = None) -> None:
+        self.event = event
+        self.barrier = barrier
+        self.op = op
 
 
 class State:
@@ -57,12 +63,22 @@ class State:
     rows, both in join order. Of the latter, `at_edge` are the slots that need a page to be planned on, and `resting`
     those that are planned up to their limit. `stopping`: seats that ended while a step in flight names them. `left`:
     slots that left the rows since the last plan. `voids`: failed steps since the executor's start.
+
+    A drain has its `drain_mode` and runs what arrived before `gate_seq`; `frozen`: the gate closes from PAUSED.
+    `controls`: control calls in log order; `asleep`: some of weights, kv; `version`: of the weights.
     """
 
     def __init__(self, config: Config) -> None:
         self.config = config
         self.policy: Policy = POLICIES[config.policy]
         self.gate = Gate.RUNNING
+        self.drain_mode = ""
+        self.gate_seq = 0
+        self.pause_calls: list[str] = []
+        self.frozen = False
+        self.controls: deque[ControlCall] = deque()
+        self.asleep: list[str] = []
+        self.version = ""
         self.executor_present = True
         self.incarnation = 0
         self.generation = 0
@@ -87,6 +103,7 @@ class State:
         self.next_step = 1
         self.next_arrival = 0
         self.next_order = 0
+        self.next_op = 1
         self.chain = START
         self.voids = 0
         self.memo: dict[str, int] = {}
@@ -125,6 +142,14 @@ class State:
             return self.closing_at if key is None else min(self.closing_at, key[0])
         return None if key is None else key[0]
 
+    def widen(self, slots: int) -> None:
+        """Make room for so many slots; those that are there stay."""
+        more = range(len(self.by_slot), slots)
+        if more:
+            self.columns.widen(slots)
+            self.by_slot += [None] * len(more)
+            self.free_slots = [*reversed(more), *self.free_slots]
+
     def check(self) -> None:
         """Raise `InvariantViolation` unless every invariant of a single state holds."""
         check.check(self)
@@ -142,6 +167,8 @@ class State:
         pool = self.pool
         return {
             "gate": self.gate.value,
+            "asleep": " ".join(self.asleep),
+            "version": self.version,
             "executor_present": self.executor_present,
             "running": len(self.decoding) + len(self.prefilling),
             "waiting": len(self.waiting),

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from leftfold.events.codec import same
 from leftfold.events.plan import Plan, as_list
+from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.effects import FinishReason
 from leftfold.fsm.errors import PlanRefused
+from leftfold.fsm.gate import Gate, may_join, rows_pass
 from leftfold.fsm.limits import demand
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.request import Request, Seat
-from leftfold.fsm.state import Gate, State
+from leftfold.fsm.state import State
 
 
 def refuse_invalid(state: State, plan: Plan) -> None:
@@ -50,12 +53,23 @@ def _check_step(state: State, plan: Plan) -> None:
         raise PlanRefused(f"step {plan.step} is not the next one ({state.next_step})")
     if len(state.in_flight) > state.config.pipeline_depth:
         raise PlanRefused(f"step {plan.step}: {len(state.in_flight)} steps are in flight")
-    if not state.executor_present or state.gate not in (Gate.RUNNING, Gate.CLOSING):
+    if not state.executor_present or state.gate is Gate.STOPPED:
         raise PlanRefused(f"step {plan.step}: gate {state.gate.value}, executor present {state.executor_present}")
-    if plan.ops or plan.width != 1:
-        raise PlanRefused(f"step {plan.step}: operations and widths other than 1 are not supported")
+    if plan.width != 1:
+        raise PlanRefused(f"step {plan.step}: widths other than 1 are not supported")
+    if plan.ops:
+        _check_operation(state, plan)
     if plan.base is not None and plan.base != plan.step - 1:
         raise PlanRefused(f"step {plan.step}: base {plan.base} is not the plan before it")
+
+
+def _check_operation(state: State, plan: Plan) -> None:
+    """The one operation is what the control call at the head of the queue needs."""
+    wanted = operation(state)
+    if wanted is None or len(plan.ops) != 1 or not same(plan.ops[0], wanted):
+        raise PlanRefused(f"ops: {plan.ops} are not what the control queue needs ({wanted})")
+    if gives_back_rows(wanted, state.controls[0]) and len(plan.preempt) + len(plan.ends) < len(state.running()):
+        raise PlanRefused(f"preempt: {wanted.verb} takes the K/V of all rows, and some keep their pages")
 
 
 def _preempted(state: State, plan: Plan, ending: list[Seat]) -> list[Seat]:
@@ -160,7 +174,7 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
     seated: list[tuple[str, int]] = []
     for row in plan.join:
         request = state.live.get((row.rid, row.epoch))
-        if request is None or request.seat is not None or request.key in seated:
+        if request is None or request.seat is not None or request.key in seated or not may_join(state, request):
             raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
         if row.slot not in free:
             raise PlanRefused(f"join: slot {row.slot} is not free")
@@ -209,5 +223,7 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
         tokens += length
     if rows > config.max_running or tokens > config.max_batch_tokens:
         raise PlanRefused(f"step {plan.step}: {rows} rows with {tokens} tokens are over the limits")
-    if not tokens:
+    if not tokens and not plan.ops:
         raise PlanRefused(f"step {plan.step}: no row computes anything")
+    if tokens and not rows_pass(state):
+        raise PlanRefused(f"step {plan.step}: rows may not run: gate {state.gate.value}, asleep {state.asleep}")

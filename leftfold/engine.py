@@ -11,7 +11,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from leftfold.errors import ConfigurationError, EngineError, EngineFault
-from leftfold.events import Event, ExecutorLost, ForwardDone, LogError, Started, Tick
+from leftfold.events import ControlDone, Event, ExecutorLost, ForwardDone, LogError, Started, Tick
 from leftfold.executor.base import Executor, Result
 from leftfold.fsm import LAWS, Config, Effects, Gate, decide
 from leftfold.refuse import refusal
@@ -213,6 +213,8 @@ class Engine:
         error = result.error
         if error is not None and self._failures > FAILURES:
             error = {**error, "retry": False}
+        for op, info, fault in result.controls:
+            self._record(ControlDone(t=self._now(), op=op, info=info, error=fault))
         self._forward_done(result.step, result.tokens, result.digest, error)
         if self.state.executor_present:
             self._losses = 0
