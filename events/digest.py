@@ -38,6 +38,7 @@ def digest_of(
         parts.append(b"voids %d" % voids)
     for row in joined:
         parts += (b"%d," % row.prompt_len, params_json(row.params), np.ascontiguousarray(row.tokens, "<i4").tobytes())
+    parts += [canonical(row.want) for row in joined if row.want]
     parts += [np.ascontiguousarray(tokens, "<i4").tobytes() for tokens in chunk_tokens]
     return blake2b(b"".join(parts), digest_size=16).hexdigest()
 

@@ -192,7 +192,8 @@ class Joined(NamedTuple):
     """Hydration of a `Join`: everything an executor must know of a request that enters `slot`.
 
     `tokens`: every token id known at the join (int32, prompt and what was generated before a preemption);
-    `prompt_len`: how many of them are the prompt; `pages`: page ids granted so far (group 0).
+    `prompt_len`: how many of them are the prompt; `pages`: page ids granted so far (group 0); `want`: values beside
+    the tokens that the client asked for (`Admit.want`).
     """
 
     slot: int
@@ -203,6 +204,8 @@ class Joined(NamedTuple):
     tokens: TokenArray
     pages: Sequence[int]
     params: SamplingParams
+    epoch: int = 0
+    want: Mapping[str, Any] | None = None
 
 
 class RowSource:

@@ -19,6 +19,9 @@ from leftfold.fsm.request import Request
 from leftfold.fsm.seating import enqueue
 from leftfold.fsm.state import State
 
+MAX_LOGPROBS = 20
+"""The most alternatives that a request may ask for beside each token."""
+
 
 class Refusal(Exception):
     """Why an `Admit` is refused: a code for the server, a text for the client."""
@@ -62,7 +65,9 @@ def _request(state: State, event: Admit, tokens: TokenArray) -> Request:
     request.limit = token_limit(len(tokens), event.params.max_tokens, state.config)
     request.deadline_at = event.t + event.deadline if event.deadline else 0
     request.queue_deadline_at = event.t + event.queue_deadline if event.queue_deadline else 0
-    request.reads_cache = state.config.prefix_cache and event.cache != "off"
+    request.want = event.want or None
+    whole = event.want is not None and event.want.get("logprobs_from") is not None  # every position is computed
+    request.reads_cache = state.config.prefix_cache and event.cache != "off" and not whole
     request.publishes = state.config.prefix_cache and event.cache == "use"
     request.salt = salt = event.cache_salt
     request.root = namespace(generation=state.generation, salt=salt) if salt else state.root
@@ -144,7 +149,18 @@ def _check(state: State, event: Admit, prompt: int) -> None:
         raise Refusal("invalid", f"priority is {event.priority!r}, it must be an integer")
     if event.cache not in ("use", "read", "off"):
         raise Refusal("invalid", f"cache is {event.cache!r}, it must be use, read or off")
+    _check_want(event)
     _check_supported(event)
+
+
+def _check_want(event: Admit) -> None:
+    """`logprobs`: so many alternatives a token; `logprobs_from`: the same for the prompt from that position on."""
+    for name, value in (event.want or {}).items():
+        if name not in ("logprobs", "logprobs_from"):
+            raise Refusal("invalid", f"want {name!r} is not supported")
+        most = MAX_LOGPROBS if name == "logprobs" else MAX_TOKEN
+        if value is not None and not (_is_count(value, 0) and value <= most):
+            raise Refusal("invalid", f"{name} is {value!r}, it must be 0 to {most}")
 
 
 def _check_supported(event: Admit) -> None:
@@ -160,7 +176,6 @@ def _check_supported(event: Admit) -> None:
         "peer": event.peer is not None,
         "shard": event.shard is not None,
         "task": event.task != "generate",
-        "want": bool(event.want),
     }
     for name, asked in wanted.items():
         if asked:

@@ -67,8 +67,9 @@ def _join(state: State, row: Join) -> Joined:
     take_seat(state, request, row.slot, pages, row.start)
     advance(request, Trigger.JOIN)
     return Joined(
-        row.slot, row.rid, row.choice, row.start, request.prompt_len, request.tokens, tuple(pages), request.params
-    )
+        row.slot, row.rid, row.choice, row.start, request.prompt_len, request.tokens, tuple(pages), request.params,
+        request.epoch, request.want,
+    )  # fmt: skip
 
 
 def _grow(state: State, slots: list[int], pages: list[int]) -> None:

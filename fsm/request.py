@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from leftfold.events.plan import TokenArray
 from leftfold.events.types import SamplingParams
 from leftfold.fsm.columns import WATCHED
@@ -46,7 +49,7 @@ class Request:
     __slots__ = (
         "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "limit", "params", "phase",
         "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
-        "salt", "seat", "stops", "tenant", "tokens", "watched",
+        "salt", "seat", "stops", "tenant", "tokens", "want", "watched",
     )  # fmt: skip
 
     phase: Phase | None
@@ -64,6 +67,7 @@ class Request:
         self.phase = None
         self.priority = 0
         self.tenant = ""
+        self.want: Mapping[str, Any] | None = None
         self.rank: Rank = ()
         self.limit = 0
         self.deadline_at = 0
