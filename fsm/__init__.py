@@ -6,11 +6,13 @@ from leftfold.fsm.gate import GATES, Gate, GateTrigger
 from leftfold.fsm.lifecycle import LIVE, TRANSITIONS, Phase, Trigger
 from leftfold.fsm.limits import Config, ConfigError
 from leftfold.fsm.planner import decide
+from leftfold.fsm.policy import POLICIES, Policy, register
+from leftfold.fsm.reasons import Reason
 from leftfold.fsm.reducer import LAWS, apply, step
 from leftfold.fsm.state import State
 
 __all__ = [
     "Ack", "Config", "ConfigError", "Effects", "FinishReason", "GATES", "Gate", "GateTrigger", "InvariantViolation",
-    "LAWS", "LIVE", "Output", "Outputs", "Phase", "PlanRefused", "State", "TRANSITIONS", "Trigger", "Usage", "apply",
-    "decide", "step",
+    "LAWS", "LIVE", "Output", "Outputs", "POLICIES", "Phase", "PlanRefused", "Policy", "Reason", "State", "TRANSITIONS",
+    "Trigger", "Usage", "apply", "decide", "register", "step",
 ]  # fmt: skip

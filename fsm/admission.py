@@ -49,6 +49,7 @@ def admit(state: State, event: Admit, outputs: Outputs) -> None:
     state.requests[event.rid] = request
     state.live[request.key] = request
     advance(request, Trigger.ADMIT)
+    state.tenants.admitted(request.tenant)
     enqueue(state, request)
     if request.deadline_at:
         state.deadlines.add((request.deadline_at, request.arrival, 0), request)
@@ -61,9 +62,9 @@ def _request(state: State, event: Admit, tokens: TokenArray) -> Request:
     state.next_arrival += 1
     request.priority = event.priority
     request.tenant = event.tenant
-    request.rank = state.policy(request)
     request.limit = token_limit(len(tokens), event.params.max_tokens, state.config)
     request.deadline_at = event.t + event.deadline if event.deadline else 0
+    request.rank = state.policy.rank(request)
     request.queue_deadline_at = event.t + event.queue_deadline if event.queue_deadline else 0
     request.want = event.want or None
     whole = event.want is not None and event.want.get("logprobs_from") is not None  # every position is computed

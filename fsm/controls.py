@@ -12,7 +12,8 @@ from leftfold.fsm.effects import Ack, Outputs
 from leftfold.fsm.gate import Gate
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config, ConfigError
-from leftfold.fsm.policy import POLICIES
+from leftfold.fsm.line import Line
+from leftfold.fsm.policy import POLICIES, fcfs
 from leftfold.fsm.prefix import namespace
 from leftfold.fsm.seating import put_back
 from leftfold.fsm.state import ControlCall, State
@@ -169,9 +170,11 @@ def _changed(config: Config, values: Mapping[str, Any]) -> Config:
 def rank_anew(state: State) -> None:
     """Give every live request the rank that the configured policy gives it."""
     state.policy = POLICIES[state.config.policy]
+    line = Line(state.policy.rank is not fcfs)
+    line.overtakers = state.waiting.overtakers
     waiting = list(state.waiting)
-    state.waiting.clear()
     for request in state.live.values():
-        request.rank = state.policy(request)
+        request.rank = state.policy.rank(request)
     for request in waiting:
-        state.waiting.add(request.rank, request)
+        line.add(request)
+    state.waiting = line

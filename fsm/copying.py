@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from leftfold.fsm.line import Line
+from leftfold.fsm.policy import fcfs
 from leftfold.fsm.queue import SortedQueue
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import RowSet, StepRows
@@ -38,6 +40,7 @@ class _Copier:
         if seat not in self.seats:
             twin = self.seats[seat] = object.__new__(Seat)
             twin.slot, twin.order, twin.target = seat.slot, seat.order, seat.target
+            twin.start = seat.start
             twin.last, twin.edge, twin.final = seat.last, seat.edge, seat.final
             twin.publishes = seat.publishes
             twin.parent, twin.stops = seat.parent, seat.stops
@@ -59,6 +62,13 @@ class _Copier:
             twin.add(key, self.request(request))
         return twin
 
+    def line(self, state: State) -> Line:
+        twin = Line(state.policy.rank is not fcfs)
+        for request in state.waiting:
+            twin.add(self.request(request))
+        twin.overtakers = state.waiting.overtakers.copy()
+        return twin
+
     def in_flight(self, step: InFlight) -> InFlight:
         return type(step)(step.step, step.digest, self.step_rows(step.rows), step.ops, step.ended.copy())
 
@@ -68,7 +78,8 @@ class _Copier:
         twin.requests = {rid: self.request(request) for rid, request in state.requests.items()}
         twin.live = {key: self.request(request) for key, request in state.live.items()}
         twin.finished = deque(self.request(request) for request in state.finished)
-        twin.waiting = self.queue(state.waiting)
+        twin.waiting = self.line(state)
+        twin.tenants = state.tenants.copy()
         twin.deadlines = self.queue(state.deadlines)
         twin.pool = state.pool.copy()
         twin.columns = state.columns.copy()

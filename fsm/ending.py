@@ -32,6 +32,7 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         state.left += [seat.slot for seat in seats]
     for request, reason in over:
         del state.live[request.key]
+        state.tenants.ended(request.tenant)
         _drop_deadlines(state, request)
         state.count(f"finished_{reason.value}")
         if request.seat is None:

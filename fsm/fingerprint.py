@@ -11,7 +11,7 @@ from leftfold.events.codec import encode, params_json
 from leftfold.events.digest import canonical
 
 if TYPE_CHECKING:
-    from leftfold.fsm.request import Request
+    from leftfold.fsm.request import Request, Seat
     from leftfold.fsm.state import InFlight, State
 
 
@@ -36,10 +36,11 @@ def _record(state: State) -> list[Any]:
         [state.next_step, state.next_arrival, state.next_order, state.chain, state.closing_call, state.closing_at],
         [_request(request) for request in state.live.values()],
         [[request.rid, request.epoch, request.phase.value if request.phase else ""] for request in state.finished],
-        [[*key, request.arrival] for key, request in state.waiting.items()],
+        [[request.arrival for request in state.waiting], state.waiting.overtakers],
+        [list(state.tenants.served.items()), list(state.tenants.live.items())],
         [[*key, request.arrival] for key, request in state.deadlines.items()],
         [list(state.prefilling), state.decoding.slots, state.at_edge, state.free_slots, state.left],
-        [[seat.slot, seat.order, seat.target, seat.request.arrival, seat.pages] for seat in running + state.stopping],
+        [_seat(seat) for seat in (*running, *state.stopping)],
         columns.computed[slots],
         columns.last[state.decoding.slots],
         [list(state.pool.free), list(state.pool.cached), state.pool.refs],
@@ -56,6 +57,10 @@ def _request(request: Request) -> list[Any]:
         request.tenant, request.limit, request.deadline_at, request.queue_deadline_at, request.reads_cache,
         request.publishes, request.root.hex(), request.cached, request.preemptions, request.failures, request.want,
     ]  # fmt: skip
+
+
+def _seat(seat: Seat) -> list[Any]:
+    return [seat.slot, seat.order, seat.start, seat.target, seat.publishes, seat.request.arrival, seat.pages]
 
 
 def _step(step: InFlight) -> list[Any]:

@@ -56,6 +56,7 @@ def _join(state: State, row: Join) -> Joined:
     shared = row.start // size
     extend_keys(request.keys, request.root, request.tokens, shared, size)  # nobody may have decided here
     dequeue(state, request)
+    state.waiting.joined(request)
     drop_queue_deadline(state, request)
     for page in pages[:shared]:
         pool.share(page)

@@ -24,7 +24,8 @@ class Config:
     """Limits of one engine. Counts are of pages, rows or tokens; `op_deadline` is in µs (0: none).
 
     `max_chunk_tokens` None: as many as `max_batch_tokens`. `vocab_size` None: token ids are not bounded.
-    `max_queued_*` None: no limit. Raises `ConfigError` for values that no engine can have.
+    `max_queued_*` None: no limit. `growth_horizon`: admission leaves room for so many more tokens of every row that
+    runs, so that it need not preempt soon after. Raises `ConfigError` for values that no engine can have.
     """
 
     num_pages: int
@@ -40,6 +41,7 @@ class Config:
     max_queued_tokens: int | None = None
     vocab_size: int | None = None
     op_deadline: int = 0
+    growth_horizon: int = 0
 
     def __post_init__(self) -> None:
         for name in ("num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len"):
@@ -47,8 +49,10 @@ class Config:
         for name in ("max_chunk_tokens", "max_queued_requests", "max_queued_tokens", "vocab_size"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
-        if not isinstance(self.op_deadline, int) or self.op_deadline < 0:
-            raise ConfigError(f"op_deadline {self.op_deadline!r} is not a duration in µs")
+        for name, unit in (("op_deadline", "a duration in µs"), ("growth_horizon", "a number of tokens")):
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 0:
+                raise ConfigError(f"{name} {value!r} is not {unit}")
         if type(self.pipeline_depth) is not int or not 0 <= self.pipeline_depth <= MAX_DEPTH:
             raise ConfigError(f"pipeline_depth {self.pipeline_depth!r} must be 0 to {MAX_DEPTH}")
         if self.policy not in POLICIES:

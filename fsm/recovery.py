@@ -5,14 +5,13 @@ from __future__ import annotations
 from leftfold.events.digest import START
 from leftfold.events.types import Started
 from leftfold.fsm.columns import Columns
-from leftfold.fsm.controls import lose_control
+from leftfold.fsm.controls import lose_control, rank_anew
 from leftfold.fsm.effects import Ack, FinishReason, Outputs
 from leftfold.fsm.ending import drain_all, end_with_output
 from leftfold.fsm.gate import Gate, GateTrigger, move_gate
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
-from leftfold.fsm.policy import POLICIES
 from leftfold.fsm.request import Request
 from leftfold.fsm.seating import put_back
 from leftfold.fsm.state import State
@@ -62,21 +61,17 @@ def _requeue(request: Request) -> None:
 def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
     """A start with other limits: nothing is seated, so pool and columns begin anew; what cannot fit any more ends."""
     state.config = config
-    state.policy = POLICIES[config.policy]
     state.pool = PagePool(config.num_pages, config.page_size)
     state.columns = Columns(config.slots)
     state.free_slots = list(range(config.slots - 1, -1, -1))
     state.by_slot = [None] * config.slots
-    waiting = list(state.waiting)
-    for request in waiting:
-        state.waiting.remove(request.rank)
-        request.rank = state.policy(request)
+    for request in state.live.values():
         request.keys = []
         request.reads_cache = request.reads_cache and config.prefix_cache
         request.publishes = request.publishes and config.prefix_cache
         request.limit = min(request.limit, config.max_model_len, config.capacity + 1)
-    for request in waiting:
-        state.waiting.add(request.rank, request)
+    rank_anew(state)
+    for request in list(state.waiting):
         _end_if_too_long(state, request, outputs)
 
 

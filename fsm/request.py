@@ -15,20 +15,24 @@ from leftfold.fsm.policy import Rank
 class Seat:
     """One stay of a request in a slot. `pages` only grows, so a view of a plan may hold it for ever.
 
-    `order`: counts joins, so rows sort by it. `target`: tokens known at the join, which the prefill computes.
-    `publishes`: its full pages enter the prefix cache; not any more once the generation it joined with is over.
+    `order`: counts joins, so rows sort by it. `start`: tokens found in cache. `target`: tokens known at the join, which
+    the prefill computes. `last`: positions computed when its limit is reached. `publishes`: its full pages enter the
+    prefix cache; not any more once the generation it joined with is over.
     While it decodes: `edge` is the position at which its current page is full; `parent` the prefix key of the page
     before that (None: it does not publish); `final` is `last` (0: look at every token, since it has stop ids that are
-    too large to be watched). `last`: positions computed when its limit is reached.
+    too large to be watched).
     """
 
-    __slots__ = ("edge", "final", "last", "publishes", "order", "pages", "parent", "request", "slot", "stops", "target")
+    __slots__ = (
+        "edge", "final", "last", "order", "pages", "parent", "publishes", "request", "slot", "start", "stops", "target",
+    )  # fmt: skip
 
-    def __init__(self, request: Request, slot: int, order: int, pages: list[int]) -> None:
+    def __init__(self, request: Request, slot: int, order: int, pages: list[int], start: int) -> None:
         self.request = request
         self.slot = slot
         self.order = order
         self.pages = pages
+        self.start = start
         self.target = len(request.tokens)
         self.stops = request.stops
         self.last = request.limit - 1

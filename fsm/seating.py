@@ -19,7 +19,7 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
         state.free_slots.pop()
     else:
         state.free_slots.remove(slot)
-    seat = Seat(request, slot, state.next_order, pages)
+    seat = Seat(request, slot, state.next_order, pages, start)
     state.next_order += 1
     request.seat = seat
     state.by_slot[slot] = seat
@@ -85,6 +85,7 @@ def release(state: State, seat: Seat) -> None:
     request = seat.request
     request.seat = None
     state.by_slot[seat.slot] = None
+    state.tenants.charge(request.tenant, int(state.columns.computed[seat.slot]) - seat.start)
     state.pool.release(seat.pages)
     state.free_slots.append(seat.slot)
     if request.watched:
@@ -115,14 +116,12 @@ def put_back(state: State, seat: Seat) -> None:
 
 def enqueue(state: State, request: Request) -> None:
     """Put a request in line by its rank."""
-    state.waiting.add(request.rank, request)
-    state.queued_tokens += len(request.tokens)
+    state.waiting.add(request)
 
 
 def dequeue(state: State, request: Request) -> None:
     """Take a request out of the line."""
-    state.waiting.remove(request.rank)
-    state.queued_tokens -= len(request.tokens)
+    state.waiting.remove(request)
 
 
 def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:

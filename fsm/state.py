@@ -11,12 +11,14 @@ from leftfold.fsm import check, copying, fingerprint
 from leftfold.fsm.columns import Columns
 from leftfold.fsm.gate import Gate
 from leftfold.fsm.limits import Config
+from leftfold.fsm.line import Line
 from leftfold.fsm.pages import PagePool
-from leftfold.fsm.policy import POLICIES, Policy
-from leftfold.fsm.prefix import namespace
+from leftfold.fsm.policy import POLICIES, Policy, fcfs
+from leftfold.fsm.prefix import extend_keys, namespace
 from leftfold.fsm.queue import SortedQueue
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import EMPTY, RowSet, StepRows
+from leftfold.fsm.tenants import Tenants
 
 KEPT_FINISHED = 1024
 """So many finished requests can still be looked up by rid."""
@@ -86,8 +88,8 @@ class State:
         self.requests: dict[str, Request] = {}
         self.live: dict[tuple[str, int], Request] = {}
         self.finished: deque[Request] = deque()
-        self.waiting = SortedQueue()
-        self.queued_tokens = 0
+        self.waiting = Line(self.policy.rank is not fcfs)
+        self.tenants = Tenants()
         self.deadlines = SortedQueue()
         self.pool = PagePool(config.num_pages, config.page_size)
         self.columns = Columns(config.slots)
@@ -127,6 +129,31 @@ class State:
         if seat is None:
             return len(request.tokens)
         return max(len(request.tokens), int(self.columns.computed[seat.slot]) + 1)
+
+    @property
+    def queued_tokens(self) -> int:
+        """Tokens of all requests in line."""
+        return self.waiting.tokens
+
+    def cached_pages(self, request: Request) -> int:
+        """Pages of a waiting request that the prefix cache holds now."""
+        if not request.reads_cache:
+            return 0
+        size = self.config.page_size
+        count = (len(request.tokens) - 1) // size
+        extend_keys(request.keys, request.root, request.tokens, count, size)
+        published, found = self.pool.published, 0
+        while found < count and request.keys[found] in published:
+            found += 1
+        return found
+
+    def served_tokens(self) -> dict[str, int]:
+        """Tokens computed by tenant, those of rows that run included."""
+        served = self.tenants.served.copy()
+        for seat in self.running():
+            tenant = seat.request.tenant
+            served[tenant] = served.get(tenant, 0) + int(self.columns.planned[seat.slot]) - seat.start
+        return served
 
     def flies(self, seat: Seat) -> bool:
         """Whether a step in flight computes something for `seat`."""
