@@ -126,6 +126,7 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
         policy=options.policy,
         prefix_cache=options.prefix_cache,
         max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
         vocab_size=model.vocab_size,
     )
 

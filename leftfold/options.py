@@ -23,6 +23,7 @@ class EngineOptions:
     max_chunk_tokens: int | None = None
     max_model_len: int | None = None
     max_queued_requests: int | None = None
+    max_queued_tokens: int | None = None
     kv_tokens: int | None = None
     kv_memory: int | None = None
     page_size: int | None = None

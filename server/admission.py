@@ -29,6 +29,8 @@ class Job:
     seed: int
     stops: Sequence[str]
     priority: int = 0
+    timeout: float | None = None
+    queue_timeout: float | None = None
 
     def requests(self) -> list[dict[str, Any]]:
         """The `Admit` fields of every choice; the first choice of a prompt draws as if it were alone."""
@@ -155,7 +157,7 @@ def _job(body: GenerationBody, service: Service, prompts: list[list[int]], max_t
         logit_bias=body.logit_bias or None,
     )
     seed = secrets.randbits(64) if body.seed is None else body.seed
-    return Job(prompts, body.n, params, seed, body.stop, body.priority)
+    return Job(prompts, body.n, params, seed, body.stop, body.priority, body.timeout, body.queue_timeout)
 
 
 def check_prompt(prompt: Sequence[int], service: Service, param: str) -> None:

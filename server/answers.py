@@ -89,7 +89,8 @@ class Answer:
 
     def __post_init__(self) -> None:
         prefix, _, _ = self.shape.names()
-        self.base = {"id": f"{prefix}-{secrets.token_hex(12)}", "created": int(time.time()), "model": self.model}
+        self.generation.id = f"{prefix}-{secrets.token_hex(12)}"
+        self.base = {"id": self.generation.id, "created": int(time.time()), "model": self.model}
 
     async def whole(self, request: Request) -> dict[str, Any]:
         """The answer in one piece. Raises ApiError, and ClientGone if nobody waits for it any more."""
@@ -116,7 +117,12 @@ class Answer:
             reasons[delta.index] = delta.finish_reason or reasons[delta.index]
         _, kind, _ = self.shape.names()
         choices = [self.shape.whole(i, texts[i], reasons[i]) for i in range(self.count)]
-        return {**self.base, "object": kind, "choices": choices, "usage": self.generation.usage}
+        usage = self.generation.usage
+        return {**self.base, **self._fingerprint(), "object": kind, "choices": choices, "usage": usage}
+
+    def _fingerprint(self) -> dict[str, str]:
+        """The version of the weights, once an update has named one."""
+        return {"system_fingerprint": self.generation.version} if self.generation.version else {}
 
     async def _chunks(self, include_usage: bool) -> AsyncIterator[bytes]:
         _, _, kind = self.shape.names()
@@ -125,6 +131,6 @@ class Answer:
             if (head := self.shape.head(index)) is not None:
                 yield frame({**base, "choices": [head]})
         async for delta in self.generation:
-            yield frame({**base, "choices": [self.shape.piece(delta)]})
+            yield frame({**base, **self._fingerprint(), "choices": [self.shape.piece(delta)]})
         if include_usage:
-            yield frame({**base, "choices": [], "usage": self.generation.usage})
+            yield frame({**base, **self._fingerprint(), "choices": [], "usage": self.generation.usage})

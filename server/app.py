@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import logging
 import re
 import secrets
-from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -16,8 +13,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from leftfold.server.bodies import installed_version, json_response
+from leftfold.server.control import CONTROL_PATHS, control
 from leftfold.server.errors import ApiError, unavailable
-from leftfold.server.routes import installed_version, json_response, router
+from leftfold.server.keys import Keys
+from leftfold.server.routes import router
 from leftfold.server.state import ServerState
 from leftfold.server.streaming import ClientGone
 
@@ -32,6 +32,7 @@ def create_app(state: ServerState) -> FastAPI:
     app = FastAPI(title="Leftfold", version=installed_version())
     app.state.server = state
     app.include_router(router)
+    app.include_router(control)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(ClientGone, _answer_nobody)
@@ -60,13 +61,12 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
 
 
 class Gate:
-    """Before the routes: an id for every request, 503 until ready, the API key, and no fault without an answer."""
+    """Before the routes: an id for every request, 503 until ready, the keys, and no fault without an answer."""
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
-        key = state.options.api_key
-        self._key = hashlib.sha256(key.encode()).digest() if key else None
+        self._keys = Keys(state.options.api_key, state.options.admin_api_key, CONTROL_PATHS)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -96,15 +96,12 @@ class Gate:
                 await _error_response(error)(scope, receive, send_with_id)
 
     def _refusal(self, scope: Scope) -> ApiError | None:
-        path: str = scope["path"]
-        if self._key is not None and path not in _NO_KEY and not self._allowed(scope):
+        path, headers = scope["path"], Headers(scope=scope)
+        if self._keys.foreign(path, headers):
+            return ApiError(403, "control routes take no requests from pages of other origins", code="foreign_origin")
+        if path not in _NO_KEY and not self._keys.allow(path, headers):
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         if path not in _ALWAYS_OPEN and not self._state.ready:
             reason = f": {self._state.reason}" if self._state.reason else ""
             return unavailable(f"not ready: {self._state.phase}{reason}", self._state.phase)
         return None
-
-    def _allowed(self, scope: Scope) -> bool:
-        scheme, _, token = Headers(scope=scope).get("authorization", "").partition(" ")
-        digest: Any = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
-        return scheme.lower() == "bearer" and hmac.compare_digest(digest, self._key or b"")

@@ -15,6 +15,7 @@ import zmq.asyncio
 
 from leftfold.events import Abort, Admit, Event
 from leftfold.server.wire import (
+    Answered,
     Failed,
     Message,
     Output,
@@ -22,6 +23,7 @@ from leftfold.server.wire import (
     Ready,
     Stats,
     StatsRequest,
+    Status,
     Stop,
     Submit,
     WireError,
@@ -43,13 +45,28 @@ class Group:
         self._client = client
         self._index = {rid: i for i, rid in enumerate(rids)}
         self._open = dict.fromkeys(rids)
+        self._live = set(rids)
         self._arrived: deque[Output | EngineGone] = deque()
         self._news = asyncio.Event()
+        self._ended = asyncio.Event()
 
     def put(self, item: Output | EngineGone) -> None:
         """Takes what the engine says about one of the choices."""
         self._arrived.append(item)
         self._news.set()
+        if isinstance(item, EngineGone):
+            self._ended.set()
+        elif item.finish_reason is not None:
+            self._end(item.rid)
+
+    async def ended(self) -> None:
+        """Waits until every choice has ended, whether or not somebody has read that already."""
+        await self._ended.wait()
+
+    def abort(self, reason: str) -> None:
+        """Ends what has not ended; unlike `close`, those who iterate hear the end."""
+        for rid in self._open:
+            self._client.submit(Abort(t=0, rid=rid, reason=reason))
 
     async def first(self) -> Output | None:
         """Waits for the first output and leaves it in its place; None if the engine is gone."""
@@ -85,7 +102,13 @@ class Group:
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]
+        self._end(rid)
         self._client.forget(rid)
+
+    def _end(self, rid: str) -> None:
+        self._live.discard(rid)
+        if not self._live:
+            self._ended.set()
 
 
 class EngineClient:
@@ -97,8 +120,11 @@ class EngineClient:
         self._outputs = self._bind(zmq.PULL, outputs)
         self._groups: dict[str, Group] = {}
         self._calls: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._controls: dict[str, asyncio.Future[Answered]] = {}
         self._numbers = itertools.count(1)
+        self._base = secrets.token_hex(8)  # a log may still owe answers to the calls of an earlier server
         self._gone: EngineGone | None = None
+        self.status = Status("running")
         self.ready: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
 
     def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
@@ -129,6 +155,12 @@ class EngineClient:
                 future = self._calls.pop(call, None)
                 if future is not None and not future.done():
                     future.set_result(values)
+            case Answered(call):
+                waiting = self._controls.pop(call, None)
+                if waiting is not None and not waiting.done():
+                    waiting.set_result(message)
+            case Status():
+                self.status = message
             case Ready(info) if not self.ready.done():
                 self.ready.set_result(info)
             case Failed(text) if not self.ready.done():
@@ -166,6 +198,22 @@ class EngineClient:
         finally:
             self._calls.pop(call, None)
 
+    async def control(self, kind: type[Event], patience: float | None = None, **fields: Any) -> Answered:
+        """Makes a control call, an event of `kind`, and waits for its answer, for `patience` seconds at most.
+
+        The call is the engine's once it is sent: whoever stops waiting does not take it back. Raises EngineGone,
+        TimeoutError.
+        """
+        if self._gone is not None:
+            raise EngineGone(str(self._gone))
+        call = f"{self._base}-{next(self._numbers)}"
+        future = self._controls[call] = asyncio.get_running_loop().create_future()
+        self.submit(kind(t=0, call=call, **fields))
+        try:
+            return await asyncio.wait_for(future, patience)
+        finally:
+            self._controls.pop(call, None)
+
     def stop(self) -> None:
         """Asks the engine's process to end."""
         self._send(Stop())
@@ -176,7 +224,7 @@ class EngineClient:
         for group in set(self._groups.values()):
             group.put(self._gone)
         self._groups.clear()
-        for future in self._calls.values():
+        for future in (*self._calls.values(), *self._controls.values()):
             if not future.done():
                 future.set_exception(EngineGone(why))
         if not self.ready.done():

@@ -21,9 +21,9 @@ import orjson
 import zmq
 
 from leftfold.server.options import ServeOptions
+from leftfold.server.publishing import Publisher
 from leftfold.server.wire import (
     Failed,
-    Outputs,
     Ready,
     Stats,
     StatsRequest,
@@ -31,7 +31,6 @@ from leftfold.server.wire import (
     Submit,
     WireError,
     from_frames,
-    output_row,
     to_frames,
 )
 
@@ -51,12 +50,6 @@ class _Sender:
     def __call__(self, message: Any) -> None:
         self._socket.send_multipart(to_frames(message))
 
-    def effects(self, effects: Any) -> None:
-        """Sends an event's outputs, if it has any."""
-        rows = [output_row(row) for row in effects.outputs]
-        if rows:
-            self(Outputs(rows))
-
     def close(self) -> None:
         self._socket.close()
 
@@ -70,7 +63,8 @@ def main() -> int:
     context: zmq.Context[Any] = zmq.Context()
     send = _Sender(context, setup["outputs"])
     try:
-        engine = _build(setup["builder"], ServeOptions.from_dict(setup["options"]), send.effects)
+        publisher = Publisher(send)
+        engine = _build(setup["builder"], ServeOptions.from_dict(setup["options"]), publisher)
         engine.start()
     except Exception as error:  # the one boundary: whatever a model, a disk or a setting does wrong at the start
         if os.environ.get("LEFTFOLD_DEBUG"):
@@ -79,6 +73,7 @@ def main() -> int:
         send.close()
         context.term()
         return EXIT_REFUSED
+    publisher.watch(engine)
     send(Ready(_info(engine)))
     commands = threading.Thread(target=_obey, args=(engine, context, setup), name="commands", daemon=True)
     commands.start()

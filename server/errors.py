@@ -62,6 +62,12 @@ def unavailable(message: str, state: str | None = None, retry_after: int = 1) ->
     return ApiError(503, message, kind="service_unavailable", code="unavailable", headers=headers)
 
 
+def too_late() -> ApiError:
+    """A 504: the request's deadline passed and it had no token yet. (With tokens it is an answer that ends early.)"""
+    message = "the request's deadline passed before its first token"
+    return ApiError(504, message, kind="timeout_error", code="deadline_exceeded")
+
+
 def engine_error(error: Mapping[str, Any] | None) -> ApiError:
     """What an engine's {code, text} means over HTTP."""
     code, text = (error or {}).get("code"), str((error or {}).get("text", "the engine gave no reason"))

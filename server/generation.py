@@ -10,7 +10,8 @@ from typing import Any
 
 from leftfold.server.admission import Job
 from leftfold.server.client import EngineGone, Group
-from leftfold.server.errors import ApiError, engine_error
+from leftfold.server.deadlines import deadlines
+from leftfold.server.errors import ApiError, engine_error, too_late
 from leftfold.server.state import ServerState
 from leftfold.server.wire import Output
 from leftfold.text import AnswerText
@@ -30,9 +31,14 @@ class Delta:
 
 
 class Generation:
-    """Runs a job: `begin`, iterate for deltas, and always `close`, which aborts what is still running."""
+    """Runs a job: `begin`, iterate for deltas, and always `close`, which aborts what is still running.
+
+    `id`: the answer's, as the client sees it. `version`: of the weights that the last tokens came from.
+    """
 
     def __init__(self, state: ServerState, job: Job) -> None:
+        self.id = ""
+        self.version = ""
         service = state.serving()
         self._state = state
         self._metrics = state.metrics
@@ -48,25 +54,27 @@ class Generation:
 
     async def begin(self) -> None:
         """Admits the choices; raises the ApiError if the engine refuses at once (a status can still say so)."""
+        self._check_awake()
+        limits = deadlines(self._job.timeout, self._job.queue_timeout, self._state.options)
         try:
-            self._group = self._state.serving().engine.admit(self._job.requests())
+            self._group = self._state.serving().engine.admit([{**r, **limits} for r in self._job.requests()])
         except EngineGone as gone:
             raise _gone(gone) from gone
-        self._state.enter()
+        self._state.enter(self.id, self._group)
         self._metrics.prompt_tokens.inc(sum(len(p) for p in self._job.prompts))
         try:
             first = await asyncio.wait_for(self._group.first(), _FIRST_OUTPUT_SECONDS)
         except TimeoutError:
             return  # admitted, and a long wait: let the client see that the answer has begun
-        if first is not None and first.error is not None:
-            self._refuse(first)
+        if first is not None:
+            self._check(first)
 
     def close(self) -> None:
         """Aborts whatever has not ended; closing twice is fine."""
         if self._group is not None:
             self._group.close()
             self._group = None
-            self._state.leave()
+            self._state.leave(self.id)
 
     @property
     def usage(self) -> dict[str, Any]:
@@ -86,8 +94,8 @@ class Generation:
         group = self._group
         try:
             async for index, output in group:
-                if output.error is not None or output.finish_reason == "error":
-                    self._refuse(output)
+                self._check(output)
+                self.version = output.version
                 self._measure(index, output)
                 choice = self._choices[index]
                 text = choice.take(output.tokens, output.finish_reason)
@@ -100,10 +108,21 @@ class Generation:
         except EngineGone as gone:
             raise _gone(gone) from gone
 
-    def _refuse(self, output: Output) -> None:
-        error = engine_error(output.error)
-        self._metrics.rejected(str((output.error or {}).get("code", "failed")))
-        raise error
+    def _check_awake(self) -> None:
+        try:
+            self._state.check_awake()
+        except ApiError:
+            self._metrics.rejected(self._state.resting)
+            raise
+
+    def _check(self, output: Output) -> None:
+        """Raises the ApiError if this output means that there is no answer."""
+        if output.error is not None or output.finish_reason == "error":
+            self._metrics.rejected(str((output.error or {}).get("code", "failed")))
+            raise engine_error(output.error)
+        if output.finish_reason == "deadline" and not self._heard and not output.tokens:
+            self._metrics.finished("deadline", time.perf_counter() - self._started)
+            raise too_late()
 
     def _measure(self, index: int, output: Output) -> None:
         now = time.perf_counter()

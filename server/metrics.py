@@ -15,6 +15,21 @@ _ITL = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4
 _E2E = (0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920)
 
 
+GATES = ("running", "draining", "paused", "closing", "stopped")
+REASONS = ("capacity", "paused", "asleep", "no_executor")
+
+
+def waiting_by_reason(stats: Mapping[str, Any]) -> dict[str, int]:
+    """The one thing that keeps all waiting requests back now: the first that would have to change."""
+    reason = (
+        "no_executor" if not stats.get("executor_present", True)
+        else "asleep" if stats.get("asleep")
+        else "paused" if stats.get("gate", "running") != "running"
+        else "capacity"
+    )  # fmt: skip
+    return {name: int(stats.get("waiting", 0)) if name == reason else 0 for name in REASONS}
+
+
 class _EngineCollector(Collector):
     """What the engine's last statistics say, in Prometheus's words."""
 
@@ -27,13 +42,17 @@ class _EngineCollector(Collector):
         held = total - free - cached
         yield self._one(GaugeMetricFamily, "num_requests_running", "Requests that hold a slot.", "running")
         yield self._one(GaugeMetricFamily, "num_requests_waiting", "Requests that wait to run.", "waiting")
+        waiting = waiting_by_reason(self.stats)
+        yield self._by("num_requests_waiting_by_reason", "Requests that wait, by what for.", "reason", waiting)
+        gates = {gate: gate == self.stats.get("gate") for gate in GATES}
+        yield self._by("engine_gate", "1 for the gate that the engine stands at.", "gate", gates)
+        asleep = {part: part in str(self.stats.get("asleep", "")).split() for part in ("weights", "kv")}
+        yield self._by("engine_asleep", "1 for memory that is given back.", "part", asleep)
         usage = self._family(GaugeMetricFamily, "kv_cache_usage_perc", "Share of KV pages in use (1 is all).")
         usage.add_metric(self._labels, held / total if total else 0.0)
         yield usage
-        pages = GaugeMetricFamily("leftfold:kv_pages", "KV pages by use.", labels=(*_LABELS, "use"))
-        for use, count in (("free", free), ("cached", cached), ("held", held)):
-            pages.add_metric((*self._labels, use), count)
-        yield pages
+        uses = {"free": free, "cached": cached, "held": held}
+        yield self._by("kv_pages", "KV pages by use.", "use", uses)
         yield self._one(CounterMetricFamily, "num_preemptions", "Requests that gave back their pages.", "preemptions")
         yield self._one(CounterMetricFamily, "prefix_cache_queries", "Tokens looked up.", "prefix_queries")
         yield self._one(CounterMetricFamily, "prefix_cache_hits", "Tokens found.", "prefix_hits")
@@ -41,6 +60,12 @@ class _EngineCollector(Collector):
     def _one(self, kind: Any, name: str, text: str, key: str) -> Any:
         family: Any = self._family(kind, name, text)
         family.add_metric(self._labels, float(self.stats.get(key, 0)))
+        return family
+
+    def _by(self, name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:
+        family = GaugeMetricFamily(f"leftfold:{name}", text, labels=(*_LABELS, label))
+        for value, count in values.items():
+            family.add_metric((*self._labels, value), float(count))
         return family
 
     def _family(self, kind: Any, name: str, text: str) -> Any:

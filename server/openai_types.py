@@ -15,6 +15,7 @@ MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
 MAX_MESSAGES = 10_000
+MAX_SECONDS = 10**7
 
 
 def _is_int(value: Any) -> bool:
@@ -122,6 +123,8 @@ class GenerationBody(_Body):
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_biases)] = None
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
+    timeout: float | None = Field(None, gt=0, le=MAX_SECONDS)
+    queue_timeout: float | None = Field(None, gt=0, le=MAX_SECONDS)
     user: Any = None
 
     @property

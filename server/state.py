@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from leftfold.server.client import EngineClient
-from leftfold.server.errors import ApiError
+from leftfold.server.client import EngineClient, Group
+from leftfold.server.errors import ApiError, unavailable
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
 from leftfold.text import Tokenizer
@@ -41,7 +41,10 @@ class Service:
 
 @dataclass
 class ServerState:
-    """`phase`: starting · fetching · loading · ready · refusing · draining · failed. `reason`: why it refuses."""
+    """`phase`: starting · fetching · loading · ready · refusing · draining · failed. `reason`: why it refuses.
+
+    `open`: the answers under way, by the id that the client sees.
+    """
 
     options: ServeOptions
     model_name: str
@@ -52,20 +55,33 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self._live = 0
+        self.open: dict[str, Group] = {}
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def enter(self) -> None:
+    def enter(self, answer: str, group: Group) -> None:
         """A generation begins; `idle` is set while there is none."""
-        self._live += 1
+        self.open[answer] = group
         self.idle.clear()
 
-    def leave(self) -> None:
+    def leave(self, answer: str) -> None:
         """A generation has ended."""
-        self._live -= 1
-        if not self._live:
+        del self.open[answer]
+        if not self.open:
             self.idle.set()
+
+    @property
+    def resting(self) -> str:
+        """Why the engine runs no new request now: "paused", "asleep", or "" while it does."""
+        status = self.serving().engine.status
+        if status.asleep:
+            return "asleep"
+        return "" if status.gate == "running" else "paused"
+
+    def check_awake(self) -> None:
+        """Raises a 503 ApiError while the engine rests, if the server was told to refuse work then."""
+        if self.options.sleep_policy == "refuse" and (resting := self.resting):
+            raise unavailable(f"the engine is {resting}, and requests are refused meanwhile", resting)
 
     @property
     def alive(self) -> bool:

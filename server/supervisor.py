@@ -154,7 +154,7 @@ class Supervisor:
     async def _start_engine(self) -> tuple[EngineClient, Process]:
         addresses = {name: f"ipc://{self._folder}/{name}" for name in ("commands", "outputs")}
         self._client = EngineClient(**addresses)
-        setup = {**addresses, "builder": self._builder, "options": {**self._options.to_dict(), "api_key": None}}
+        setup = {**addresses, "builder": self._builder, "options": self._options.without_keys()}
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "leftfold.server.engine_process", stdin=PIPE, start_new_session=True
         )

@@ -55,7 +55,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New tokens of one choice. `finish_reason` ends it; `error` is {code, text} or None."""
+    """New tokens of one choice. `finish_reason` ends it; `error` is {code, text} or None; `version`: of the weights."""
 
     rid: str
     choice: int
@@ -64,6 +64,7 @@ class Output:
     finish_reason: str | None
     error: Mapping[str, Any] | None
     usage: Mapping[str, Any] | None
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,28 @@ class Stats:
     values: Mapping[str, Any] = field(default_factory=dict)
 
 
-Message = Submit | StatsRequest | Stop | Ready | Failed | Outputs | Stats
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the engine stands, said whenever it changes: its gate, and what is `asleep` of weights and kv."""
+
+    gate: str
+    asleep: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The one answer to a control call, after its effect; `info`: what came of it, or why nothing did."""
+
+    call: str
+    ok: bool
+    info: Any = None
+
+
+Message = Submit | StatsRequest | Stop | Ready | Failed | Outputs | Stats | Status | Answered
 
 _TAGS: Mapping[type, bytes] = {
     Submit: b"E", StatsRequest: b"Q", Stop: b"X", Ready: b"R", Failed: b"F", Outputs: b"O", Stats: b"S",
+    Status: b"G", Answered: b"A",
 }  # fmt: skip
 _TYPES = {tag: kind for kind, tag in _TAGS.items()}
 
@@ -124,8 +143,10 @@ _FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
     Ready: (("info", dict),),
     Failed: (("message", str),),
     Stats: (("call", int), ("values", dict)),
+    Status: (("gate", str), ("asleep", list)),
+    Answered: (("call", str), ("ok", bool)),
 }
-_ROW: Sequence[Any] = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)))
+_ROW: Sequence[Any] = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)), str)
 
 
 def _output(row: Any) -> Output:
@@ -146,7 +167,7 @@ def output_row(row: Any) -> Output:
     """A row of an engine's `Effects.outputs` as it travels."""
     reason = None if row.finish_reason is None else str(getattr(row.finish_reason, "value", row.finish_reason))
     tokens = row.tokens.tolist() if isinstance(row.tokens, np.ndarray) else [int(t) for t in row.tokens]
-    return Output(row.rid, row.choice, row.position, tokens, reason, _plain(row.error), _plain(row.usage))
+    return Output(row.rid, row.choice, row.position, tokens, reason, _plain(row.error), _plain(row.usage), row.version)
 
 
 def _plain(value: Any) -> Any:

@@ -14,7 +14,7 @@ from leftfold.server.client import EngineGone, Group
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
 from leftfold.server.state import ServerState, Service
-from leftfold.server.wire import Output
+from leftfold.server.wire import Answered, Output, Status
 from leftfold.text import Tokenizer, load_tokenizer
 from tests.tiny_folder import VOCAB_SIZE, write_tokenizer
 
@@ -32,6 +32,10 @@ class InstantEngine:
         self.gone = ""
         self.admitted: list[Mapping[str, Any]] = []
         self.aborted: list[Abort] = []
+        self.controls: list[tuple[str, dict[str, Any]]] = []
+        self.answer: Answered | Exception = Answered("", True, None)
+        self.status = Status("running")
+        self.version = ""
         self.values: dict[str, Any] = {"running": 0, "waiting": 0, "num_pages": 8, "pages_free": 8, "pages_cached": 0}
 
     def admit(self, requests: Sequence[Mapping[str, Any]]) -> Group:
@@ -57,11 +61,18 @@ class InstantEngine:
         reason = "stop" if stop is not None and len(kept) == stop else "length"
         rows = [Output(rid, 0, start + i, [token], None, None, None) for i, token in enumerate(kept[:-1])]
         usage = {"prompt_tokens": start, "completion_tokens": len(kept), "cached_tokens": 4}
-        return [*rows, Output(rid, 0, start + len(kept) - 1, kept[-1:], reason, None, usage)]
+        return [*rows, Output(rid, 0, start + len(kept) - 1, kept[-1:], reason, None, usage, self.version)]
 
     def submit(self, event: Event) -> None:
         assert isinstance(event, Abort)
         self.aborted.append(event)
+
+    async def control(self, kind: type[Event], patience: float | None = None, **fields: Any) -> Answered:
+        kind(t=0, call="c", **fields)  # such an event can be made
+        self.controls.append((kind.__name__, {"patience": patience, **fields}))
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
 
     def forget(self, rid: str) -> None:
         pass

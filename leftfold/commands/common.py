@@ -55,6 +55,17 @@ def natural(text: str) -> int:
     return 0 if text.strip() == "0" else positive(text)
 
 
+def seconds(text: str) -> float:
+    """Seconds ≥ 0, fractions allowed."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e9:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
+    return value
+
+
 def setting(text: str) -> tuple[str, Any]:
     """`key=value`, the value as JSON where it reads as such, else as text."""
     import orjson

@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from leftfold.commands.common import natural, positive, size
+from leftfold.commands.common import natural, positive, seconds, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -18,9 +18,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(http, "--host", help="address to listen on (127.0.0.1)")
     _add(http, "--port", type=port, help="port to listen on (8000; 0: any free one)")
     _add(http, "--api-key", help="key that clients must send as a bearer token")
+    _add(http, "--admin-api-key", help="key for control routes, such as /pause (default: --api-key opens them)")
     _add(http, "--served-model-name", help="the model's name in the API (default: its own)")
     _add(http, "--max-body-bytes", type=size, help="largest request body (16MiB)")
     _add(http, "--max-n", type=positive, help="most choices of one request (128)")
+    _add(http, "--request-timeout", type=seconds, help="seconds until an answer ends at the latest (0: no limit)")
+    _add(http, "--queue-timeout", type=seconds, help="seconds that a request waits to run at most (600; 0: no limit)")
+    _add(http, "--sleep-policy", choices=("wait", "refuse"), help="new requests while paused or asleep (wait)")
     _add(http, "--disable-access-log", action="store_true", help="no line per HTTP request")
     log = parser.add_argument_group("log")
     _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
@@ -37,8 +41,9 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(limits, "--max-chunk-tokens", type=positive, help="most tokens of one request in one step")
     _add(limits, "--max-model-len", type=positive, help="longest request, prompt and answer together, in tokens")
     _add(limits, "--max-queued-requests", type=positive, help="refuse admissions beyond so many waiting requests")
-    _add(limits, "--policy", choices=("fcfs", "priority"), help="who goes first (fcfs)")
-    _add(limits, "--pipeline-depth", type=natural, help="steps planned ahead (0)")
+    _add(limits, "--max-queued-tokens", type=positive, help="refuse admissions beyond so many waiting tokens")
+    _add(limits, "--policy", type=policy, metavar="NAME", help="who goes first (fcfs); any other word lists the names")
+    _add(limits, "--pipeline-depth", type=int, choices=(0, 1, 2), help="steps planned ahead (0)")
     memory = parser.add_argument_group("KV memory").add_mutually_exclusive_group()
     _add(memory, "--kv-tokens", type=positive, metavar="TOKENS", help="size of the KV cache in tokens")
     _add(memory, "--kv-memory", type=size, metavar="SIZE", help="size of the KV cache, such as 512MiB")
@@ -54,6 +59,15 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add(group: Any, flag: str, **options: Any) -> None:
     group.add_argument(flag, default=argparse.SUPPRESS, **options)
+
+
+def policy(text: str) -> str:
+    """The name of a policy; the registry is looked at only now, so that `--help` costs nothing."""
+    from leftfold.fsm.policy import POLICIES
+
+    if text not in POLICIES:
+        raise argparse.ArgumentTypeError(f"{text!r} is unknown: choose one of {', '.join(POLICIES)}")
+    return text
 
 
 def port(text: str) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from leftfold.engine import Engine
-from leftfold.events import EventLog, ExecutionPlan
+from leftfold.events import Control, EventLog, ExecutionPlan
 from leftfold.executor.base import Result
 from leftfold.fsm import Config
 from leftfold.server.launch import serve
@@ -40,7 +40,11 @@ class ToyExecutor:
         tokens = [_next(int(row.tokens[-1]), row.start + row.length) for row in plan.rows if row.samples]
         if any(row.samples and int(row.tokens[-1]) == self._die for row in plan.rows):
             os._exit(3)
-        return Result(plan.step, np.array(tokens, dtype=np.int32), None)  # type: ignore[arg-type]
+        controls = [(op.op, {"verb": op.verb}, self._unknown(op)) for op in plan.ops if isinstance(op, Control)]
+        return Result(plan.step, np.array(tokens, dtype=np.int32), None, None, controls)  # type: ignore[arg-type]
+
+    def _unknown(self, op: Control) -> str | None:
+        return None if op.verb in ("sleep", "wake", "update_weights") else f"no such verb: {op.verb}"
 
 
 class FaultyEngine(Engine):
@@ -64,6 +68,7 @@ def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
         max_batch_tokens=options.max_num_batched_tokens or 256,
         max_model_len=options.max_model_len or 512,
         max_queued_requests=options.max_queued_requests,
+        max_queued_tokens=options.max_queued_tokens,
         vocab_size=VOCAB_SIZE,
     )
     log = EventLog.memory() if options.log_dir is None else EventLog.open(options.log_dir)
