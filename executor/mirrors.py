@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leftfold.events import ExecutionPlan, Joined, SamplingParams
+from leftfold.executor.base import Wanted, wanted_of
 from leftfold.executor.errors import PlanError
 
 IntArray = npt.NDArray[np.int64]
@@ -32,8 +33,9 @@ class StepRows:
 class DeviceState:
     """Mirrors per slot: page table, computed length, token history, parameters; and the row set in join order.
 
-    `apply` takes a plan's deltas and says what to compute; `commit` takes the drawn tokens. Until `commit` no row
-    advances, so a step that failed in between can be planned again. Columns grow with the slots and lengths seen.
+    `apply_deltas` takes a plan's deltas, `lay_out` says what to compute, `commit` takes the drawn tokens. Until then
+    no row advances, so a step that failed in between can be planned again. Columns grow with the slots and lengths
+    seen. `wanted`: the scores that rows want, for those that do.
     """
 
     def __init__(self, num_pages: int, page_size: int, slots: int = 0) -> None:
@@ -52,6 +54,7 @@ class DeviceState:
         self.prompt_len = np.zeros(0, dtype=np.int64)
         self.params: dict[int, SamplingParams] = {}
         self.choices: dict[int, int] = {}
+        self.wanted: dict[int, Wanted] = {}
         self._order: dict[int, None] = {}
         self._order_column: IntArray | None = None
         self._last_step: int | None = None
@@ -60,11 +63,6 @@ class DeviceState:
     def row_set(self) -> tuple[int, ...]:
         """Slots that hold a row, in the order they joined."""
         return tuple(self._order)
-
-    def apply(self, plan: ExecutionPlan) -> StepRows:
-        """Apply the plan's deltas, and lay out the step. Raises `PlanError` for what cannot be."""
-        self.apply_deltas(plan)
-        return self._lay_out(plan)
 
     def apply_deltas(self, plan: ExecutionPlan) -> None:
         """Apply ended, preempt, join and grow. Raises `PlanError` for what cannot be."""
@@ -97,6 +95,7 @@ class DeviceState:
         if slot not in self._order:
             raise PlanError(f"the plan {verb} slot {slot}, which holds no row")
         del self._order[slot], self.params[slot], self.choices[slot]
+        self.wanted.pop(slot, None)
         self._order_column = None
 
     def _enter(self, row: Joined) -> None:
@@ -117,6 +116,8 @@ class DeviceState:
         self.prompt_len[slot] = row.prompt_len
         self.params[slot] = row.params
         self.choices[slot] = row.choice
+        if (wanted := wanted_of(row)) is not None:
+            self.wanted[slot] = wanted
         self._order[slot] = None
         self._order_column = None
 
@@ -142,7 +143,8 @@ class DeviceState:
         if len(pages) and not (0 <= pages.min() and pages.max() < self.num_pages):
             raise PlanError(f"the plan grants pages {pages.tolist()}; there are pages 0 to {self.num_pages - 1}")
 
-    def _lay_out(self, plan: ExecutionPlan) -> StepRows:
+    def lay_out(self, plan: ExecutionPlan) -> StepRows:
+        """The rows to compute, after the plan's deltas. Raises `PlanError` for what cannot be."""
         chunks = plan.chunks
         named = [chunk.slot for chunk in chunks]
         if len(set(named)) != len(named):

@@ -16,7 +16,7 @@ import numpy as np
 
 from leftfold.events import Control, Copy, ExecutionPlan, Joined, chain_digest
 from leftfold.events.digest import START
-from leftfold.executor.base import NO_TOKENS, Result, void
+from leftfold.executor.base import NO_TOKENS, Attachment, Result, Score, Wanted, void, wanted_of
 from leftfold.executor.errors import PlanError, RowError
 
 UNWRITTEN = -1
@@ -46,12 +46,39 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, version:
     return tokens
 
 
-class _Row:
-    """A running row: its pages in order of position, tokens computed and known, and the last known token."""
+def _score(context_crc: int, position: int, token: int, top: int, vocab_size: int) -> Score:
+    """What the toy thinks of `token` after a context; its alternatives are the token it would say and those after it."""
+    first = _next_token(context_crc, position, vocab_size)
+    others = [(first + index) % vocab_size for index in range(top)]
+    return Score(
+        position,
+        token,
+        -_next_token(context_crc ^ token * _MIX & _MASK, position, 1 << 12) / 256,
+        tuple((other, -float(index)) for index, other in enumerate(others)),
+    )
 
-    __slots__ = ("computed", "known", "last", "pages")
+
+def expected_scores(tokens: Sequence[int], first: int, top: int, vocab_size: int, version: str = "") -> list[Score]:
+    """The toy's scores of `tokens[first:]` (`first` at least 1), each from the tokens before it."""
+    crc = crc32(array("i", tokens[:first]), crc32(version.encode()))
+    scores = []
+    for position in range(first, len(tokens)):
+        scores.append(_score(crc, position, tokens[position], top, vocab_size))
+        crc = crc32(array("i", tokens[position : position + 1]), crc)
+    return scores
+
+
+class _Row:
+    """A running row: its pages in order of position, tokens computed and known, and the last known token.
+
+    `prompt`: the tokens at its join, for a row that wants their scores.
+    """
+
+    __slots__ = ("computed", "known", "last", "pages", "prompt", "wanted")
 
     def __init__(self, joined: Joined) -> None:
+        self.wanted = wanted_of(joined)
+        self.prompt: Sequence[int] = () if self.wanted is None else joined.tokens.tolist()
         self.pages = list(joined.pages)
         self.computed = joined.start
         self.known = len(joined.tokens)
@@ -74,6 +101,7 @@ class OracleExecutor:
         """Forget all rows and KV content, restart the digest chain."""
         self._memory = [self._blank[:] for _ in range(self.num_pages)]
         self._rows: dict[int, _Row] = {}  # by slot, in the order they joined
+        self._wanted = False
         self._digest = START
         self._last_step: int | None = None
         self._failures = 0
@@ -104,7 +132,29 @@ class OracleExecutor:
             self._failures += 1
             text = f"step {step} does not fit the oracle's mirrors: {type(error).__name__}: {error}"
             return Result(step, NO_TOKENS, digest, {"text": text, "retry": False, "rows": ()}, controls)
-        return Result(step, np.array(tokens, dtype=np.int32), digest, None, controls)
+        attachments = self._attachments(decoding, chunks) if self._wanted else ()
+        return Result(step, np.array(tokens, dtype=np.int32), digest, None, controls, attachments)
+
+    def _attachments(
+        self, decoding: Collection[_Row], chunks: list[tuple[_Row, array[int], bool]]
+    ) -> list[Attachment]:
+        """What the rows of a step that went well want beside their tokens."""
+        made = [self._attachment(row, row.wanted, 1, True) for row in decoding if row.wanted is not None]
+        for row, chunk, samples in chunks:
+            if row.wanted is not None:
+                made.append(self._attachment(row, row.wanted, len(chunk), samples))
+        return [attachment for attachment in made if attachment.scores]
+
+    def _attachment(self, row: _Row, wanted: Wanted, length: int, samples: bool) -> Attachment:
+        end, context = row.computed, b"".join(map(self._memory.__getitem__, row.pages))
+        tokens = [(at, row.prompt[at]) for at in wanted.predicted(end - length, length)]
+        if samples and wanted.drawn:
+            tokens.append((end, row.last))
+        scores = [
+            _score(crc32(context[: 4 * at], self._weights), at, token, wanted.top, self.vocab_size)
+            for at, token in tokens
+        ]
+        return Attachment(wanted.rid, wanted.epoch, wanted.choice, scores)
 
     def _apply_deltas(self, plan: ExecutionPlan) -> None:
         delta, rows = plan.plan, self._rows
@@ -146,6 +196,7 @@ class OracleExecutor:
         if not 0 <= joined.start < len(joined.tokens):
             raise PlanError(f"{joined.rid!r} joins at position {joined.start} with {len(joined.tokens)} tokens")
         self._rows[joined.slot] = row = _Row(joined)
+        self._wanted = self._wanted or row.wanted is not None
         full, rest = divmod(joined.start, self.page_size)
         for page in row.pages[full:]:
             self._wipe(page, rest)

@@ -10,13 +10,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from leftfold.events import Copy, ExecutionPlan, chain_digest
+from leftfold.events import Control, Copy, ExecutionPlan, chain_digest
 from leftfold.events.digest import START
-from leftfold.executor.base import NO_TOKENS, Result, void
+from leftfold.executor.base import NO_TOKENS, Attachment, Result, void
+from leftfold.executor.config import ModelConfig
+from leftfold.executor.controls import Controls
 from leftfold.executor.errors import ModelError, PlanError, RowError
 from leftfold.executor.mirrors import DeviceState, StepRows
 from leftfold.executor.models.llama import KVMemory, Llama, StepInput
+from leftfold.executor.resident import Resident
 from leftfold.executor.sampler import Sampler
+from leftfold.executor.scorer import Scorer
 from leftfold.executor.weights import LoadedModel, load
 from leftfold.kernels.attention import PagedLayout
 from leftfold.kernels.registry import Kernels
@@ -25,7 +29,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 class TorchExecutor:
-    """Model, paged KV memory, mirrors and sampler.
+    """Model and paged KV memory (`resident`), mirrors, sampler, control verbs (`controls`).
 
     `model`: a path (`weights.load`) or an opened model. `num_pages`, `page_size`: the KV memory. `max_model_len`:
     positions a row may reach. `max_running`: rows to make room for at once (more are fine). `dtype`: "auto" is
@@ -54,10 +58,16 @@ class TorchExecutor:
             raise ModelError(f"dtype {dtype!r} is unknown; there are: auto, {', '.join(DTYPES)}")
         loaded = model if isinstance(model, LoadedModel) else load(model)
         chosen = Kernels(kind, name, kernels)
-        with torch.inference_mode():
-            self.model = Llama(loaded, chosen, DTYPES[name], device, max_model_len)
-            self.memory = KVMemory(loaded.config, num_pages, page_size, DTYPES[name], device)
-        self.config = loaded.config
+        self.resident = Resident(
+            loaded,
+            chosen,
+            dtype=DTYPES[name],
+            device=device,
+            max_len=max_model_len,
+            num_pages=num_pages,
+            page_size=page_size,
+        )
+        self.controls = Controls(self.resident)
         self.device = torch.device(device)
         self.max_model_len = max_model_len
         self.state = DeviceState(num_pages, page_size, max_running)
@@ -67,12 +77,23 @@ class TorchExecutor:
         self._planned_failure: tuple[str, tuple[int, ...]] | None = None
 
     def reset(self) -> None:
-        """Forget all rows and KV content, restart the digest chain."""
+        """Forget all rows and KV content, wake what sleeps, restart the digest chain. Raises what a wake does."""
         self.state.reset()
         self._digest = START
         self._failures = 0
-        with torch.inference_mode():
-            self.memory.clear()
+        self.resident.clear()
+
+    @property
+    def model(self) -> Llama:
+        return self.resident.model
+
+    @property
+    def memory(self) -> KVMemory:
+        return self.resident.memory
+
+    @property
+    def config(self) -> ModelConfig:
+        return self.resident.config
 
     def fail_next(self, text: str, rows: tuple[int, ...] = ()) -> None:
         """Let the next step fail after its deltas, as a fault of the device would; for tests and drills."""
@@ -81,44 +102,48 @@ class TorchExecutor:
     def execute(self, plan: ExecutionPlan) -> Result:
         """Apply one plan. Never raises; `Result.error` says what went wrong and whether to try again."""
         self._digest = chain_digest(self._digest, plan)
+        controls: list[tuple[int, Any, str | None]] = []
         try:
+            self.state.apply_deltas(plan)
             if plan.voids < self._failures:
-                self.state.apply_deltas(plan)
                 return void(plan, self._digest)
-            rows = self.state.apply(plan)
+            self.controls.before_step()
             with torch.inference_mode():
-                self._run_operations(plan)
-                tokens = self._run_rows(rows)
+                self._run_operations(plan, controls)
+                rows = self.state.lay_out(plan)
+                tokens, attachments = self._run_rows(rows)
             self.state.commit(rows, tokens)
-        except PlanError as error:
-            return self._failed(plan, str(error), retry=False)
-        except RowError as error:
-            return self._failed(plan, str(error), retry=True, rows=error.rows)
         except Exception as error:  # the boundary: whatever a device or a kernel throws becomes a failed step
-            return self._failed(plan, f"{type(error).__name__}: {error}", retry=True)
-        return Result(plan.step, tokens, self._digest)
+            self._failures += 1
+            return Result(plan.step, NO_TOKENS, self._digest, _told(error), controls)
+        return Result(plan.step, tokens, self._digest, None, controls, attachments)
 
-    def _failed(self, plan: ExecutionPlan, text: str, retry: bool, rows: tuple[int, ...] = ()) -> Result:
-        self._failures += 1
-        error: dict[str, Any] = {"text": text, "retry": retry, "rows": rows}
-        return Result(plan.step, NO_TOKENS, self._digest, error)
-
-    def _run_operations(self, plan: ExecutionPlan) -> None:
+    def _run_operations(self, plan: ExecutionPlan, controls: list[tuple[int, Any, str | None]]) -> None:
         for operation in plan.ops:
+            if isinstance(operation, Control):
+                controls.append(self.controls.run(operation))
+                continue
             if not isinstance(operation, Copy) or operation.group != 0:
                 raise PlanError(f"step {plan.step}: this executor does not know the operation {operation}")
             source, target = (torch.tensor(pages, device=self.device) for pages in (operation.src, operation.dst))
             self.memory.copy(source, target)
 
-    def _run_rows(self, rows: StepRows) -> npt.NDArray[np.int32]:
+    def _run_rows(self, rows: StepRows) -> tuple[npt.NDArray[np.int32], list[Attachment]]:
         if self._planned_failure is not None:
             (text, culprits), self._planned_failure = self._planned_failure, None
             raise RowError(text, culprits)
         if not len(rows.slots):
-            return NO_TOKENS
+            return NO_TOKENS, []
         if int(rows.positions.max()) >= self.max_model_len:
             raise PlanError(f"a row computes position {int(rows.positions.max())} of {self.max_model_len}")
         hidden = self.model.forward(self._input(rows), self.memory)
+        scorer = Scorer(self.state, rows) if self.state.wanted else None
+        if scorer is not None and (broken := scorer.prompts(hidden, self.model.logits)):
+            raise RowError("the model's scores are not finite", tuple(broken))
+        tokens = self._draw(hidden, rows, scorer)
+        return tokens, [] if scorer is None else scorer.attachments()
+
+    def _draw(self, hidden: torch.Tensor, rows: StepRows, scorer: Scorer | None) -> npt.NDArray[np.int32]:
         sampling = np.flatnonzero(rows.samples)
         if not len(sampling):
             return NO_TOKENS
@@ -129,8 +154,11 @@ class TorchExecutor:
             culprits = sampling[unusable.cpu().numpy()]
             raise RowError("the model's scores are not finite", tuple(culprits.tolist()))
         ends = (rows.starts + rows.lengths)[sampling]
-        drawn = self.sampler.draw(logits, self.state, rows.slots[sampling], ends)
-        return drawn.to(torch.int32).cpu().numpy()
+        score = scorer.before_draw(logits, sampling) if scorer is not None else None
+        drawn = self.sampler.draw(logits, self.state, rows.slots[sampling], ends).cpu().numpy()
+        if score is not None:
+            score(drawn)
+        return drawn.astype(np.int32)
 
     def _input(self, rows: StepRows) -> StepInput:
         state, size = self.state, self.state.page_size
@@ -141,3 +169,12 @@ class TorchExecutor:
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+def _told(error: Exception) -> dict[str, Any]:
+    """A failed step's error: what a plan's fault or named rows mean, and that anything else may go well again."""
+    if isinstance(error, PlanError):
+        return {"text": str(error), "retry": False, "rows": ()}
+    if isinstance(error, RowError):
+        return {"text": str(error), "retry": True, "rows": error.rows}
+    return {"text": f"{type(error).__name__}: {error}", "retry": True, "rows": ()}

@@ -45,12 +45,13 @@ class LoadedModel:
     """A model that is ready to be built: its configuration and where its tensors come from.
 
     `has(name)`, `get(name)`: by Hugging Face name; `get` reads (and dequantizes) at every call. `"rope_freqs"`
-    [head_dim / 2]: divisors of the rotation speeds, in some GGUF files.
+    [head_dim / 2]: divisors of the rotation speeds, in some GGUF files. `source`: the path that opens it again.
     """
 
     config: ModelConfig
     has: Callable[[str], bool]
     get: Callable[[str], torch.Tensor]
+    source: Path | None = None
 
     def expect(self, name: str, *shape: int) -> torch.Tensor:
         """`get`, with the shape checked. Raises `ModelError` if the tensor is missing or has another shape."""
@@ -98,7 +99,7 @@ def _open_safetensors(folder: Path) -> LoadedModel:
         except (SafetensorError, *_READ_ERRORS) as error:
             raise ModelError(f"cannot read tensor {name!r} from {file}: {error}") from None
 
-    return LoadedModel(config, places.__contains__, get)
+    return LoadedModel(config, places.__contains__, get, folder.absolute())
 
 
 def _safetensors_places(folder: Path) -> dict[str, Path]:
@@ -160,7 +161,7 @@ def _open_gguf(file: Path) -> LoadedModel:
             whole = _unpermuted(name, whole, config)
         return whole
 
-    return LoadedModel(config, has, get)
+    return LoadedModel(config, has, get, file.absolute())
 
 
 def _is_wanted(key: str) -> bool:

@@ -1,6 +1,17 @@
 """The pure core: events fold into a state; `decide` chooses, `apply` writes, `step` is the one after the other."""
 
-from leftfold.fsm.effects import Ack, Effects, FinishReason, Output, Outputs, Usage
+from leftfold.fsm.effects import (
+    Ack,
+    Effects,
+    FinishReason,
+    KvCleared,
+    KvEvent,
+    KvRemoved,
+    KvStored,
+    Output,
+    Outputs,
+    Usage,
+)  # fmt: skip
 from leftfold.fsm.errors import InvariantViolation, PlanRefused
 from leftfold.fsm.gate import GATES, Gate, GateTrigger
 from leftfold.fsm.lifecycle import LIVE, TRANSITIONS, Phase, Trigger
@@ -13,6 +24,7 @@ from leftfold.fsm.state import State
 
 __all__ = [
     "Ack", "Config", "ConfigError", "Effects", "FinishReason", "GATES", "Gate", "GateTrigger", "InvariantViolation",
-    "LAWS", "LIVE", "Output", "Outputs", "POLICIES", "Phase", "PlanRefused", "Policy", "Reason", "State", "TRANSITIONS",
-    "Trigger", "Usage", "apply", "decide", "register", "step",
+    "KvCleared", "KvEvent", "KvRemoved", "KvStored", "LAWS", "LIVE", "Output", "Outputs", "POLICIES", "Phase",
+    "PlanRefused", "Policy", "Reason", "State", "TRANSITIONS", "Trigger", "Usage", "apply", "decide", "register",
+    "step",
 ]  # fmt: skip

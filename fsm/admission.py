@@ -19,6 +19,9 @@ from leftfold.fsm.request import Request
 from leftfold.fsm.seating import enqueue
 from leftfold.fsm.state import State
 
+MAX_CHOICES = 128
+"""The most choices of one request."""
+
 MAX_LOGPROBS = 20
 """The most alternatives that a request may ask for beside each token."""
 
@@ -32,21 +35,40 @@ class Refusal(Exception):
         self.text = text
 
 
+def choices(state: State, rid: str, epoch: int) -> list[Request]:
+    """The live choices of one request, in order. Its parameters are looked up where any choice is live."""
+    newest = state.requests.get(rid)
+    if newest is not None and newest.epoch == epoch:
+        keys = [(rid, epoch, choice) for choice in range(newest.params.n)]
+        return [state.live[key] for key in keys if key in state.live]
+    return [request for request in state.live.values() if request.rid == rid and request.epoch == epoch]
+
+
 def admit(state: State, event: Admit, outputs: Outputs) -> None:
-    """A request enters the line, or is refused with a terminal output. One that is live already is a no-op."""
-    if (event.rid, event.epoch) in state.live:
+    """A request enters the line, or is refused with a terminal output. One that is live already is a no-op.
+
+    With n > 1 every choice is a request of its own; all but the first wait until the first has computed the prompt, and
+    find its pages in the prefix cache.
+    """
+    if event.rid in state.requests and choices(state, event.rid, event.epoch):
         state.count("ignored")
         return
     try:
         _check_gate(state)
         tokens = _tokens(event.prompt, state.config.vocab_size)
         _check(state, event, len(tokens))
-        _check_queue(state, len(tokens))
+        _check_queue(state, event.params.n, len(tokens))
     except Refusal as refusal:
         _refuse(state, event, refusal, outputs)
         return
-    request = _request(state, event, tokens)
-    state.requests[event.rid] = request
+    leader = _take(state, event, tokens, 0)
+    state.requests[event.rid] = leader
+    for choice in range(1, event.params.n):
+        _take(state, event, tokens, choice).leader = leader
+
+
+def _take(state: State, event: Admit, tokens: TokenArray, choice: int) -> Request:
+    request = _request(state, event, tokens, choice)
     state.live[request.key] = request
     advance(request, Trigger.ADMIT)
     state.tenants.admitted(request.tenant)
@@ -55,10 +77,11 @@ def admit(state: State, event: Admit, outputs: Outputs) -> None:
         state.deadlines.add((request.deadline_at, request.arrival, 0), request)
     if request.queue_deadline_at:
         state.deadlines.add((request.queue_deadline_at, request.arrival, 1), request)
+    return request
 
 
-def _request(state: State, event: Admit, tokens: TokenArray) -> Request:
-    request = Request(event.rid, event.epoch, state.next_arrival, tokens, event.params)
+def _request(state: State, event: Admit, tokens: TokenArray, choice: int) -> Request:
+    request = Request(event.rid, event.epoch, choice, state.next_arrival, tokens, event.params)
     state.next_arrival += 1
     request.priority = event.priority
     request.tenant = event.tenant
@@ -76,15 +99,21 @@ def _request(state: State, event: Admit, tokens: TokenArray) -> Request:
 
 
 def _refuse(state: State, event: Admit, refusal: Refusal, outputs: Outputs) -> None:
-    request = Request(event.rid, event.epoch, state.next_arrival, np.empty(0, np.int32), SamplingParams())
-    state.next_arrival += 1
-    request.prompt_len = len(event.prompt) if isinstance(event.prompt, (Sequence, np.ndarray)) else 0
+    """A terminal output for every choice."""
     error = {"code": refusal.code, "text": refusal.text}
-    outputs.parts.append(closing_output(request, request.prompt_len, FinishReason.ERROR, error, version=state.version))
-    advance(request, Trigger.REFUSE)
+    count = event.params.n if _is_count(event.params.n, 1) and event.params.n <= MAX_CHOICES else 1
+    for choice in reversed(range(count)):
+        request = Request(
+            event.rid, event.epoch, choice, state.next_arrival, np.empty(0, np.int32), SamplingParams(n=count)
+        )
+        request.prompt_len = len(event.prompt) if isinstance(event.prompt, (Sequence, np.ndarray)) else 0
+        known = request.prompt_len
+        outputs.parts.append(closing_output(request, known, FinishReason.ERROR, error, version=state.version))
+        advance(request, Trigger.REFUSE)
+        state.requests[event.rid] = request
+        forget(state, request)
+    state.next_arrival += 1
     state.count("refused")
-    state.requests[event.rid] = request
-    forget(state, request)
 
 
 def _check_gate(state: State) -> None:
@@ -92,9 +121,10 @@ def _check_gate(state: State) -> None:
         raise Refusal("closing", "the engine is shutting down")
 
 
-def _check_queue(state: State, tokens: int) -> None:
+def _check_queue(state: State, count: int, tokens: int) -> None:
     config = state.config
-    if config.max_queued_requests is not None and len(state.waiting) >= config.max_queued_requests:
+    tokens *= count
+    if config.max_queued_requests is not None and len(state.waiting) + count > config.max_queued_requests:
         raise Refusal("queue_full", f"{len(state.waiting)} requests are waiting, max_queued_requests is reached")
     if config.max_queued_tokens is not None and state.queued_tokens + tokens > config.max_queued_tokens:
         raise Refusal(
@@ -136,6 +166,8 @@ def _check(state: State, event: Admit, prompt: int) -> None:
         raise Refusal("invalid", f"prompt has {prompt} tokens, the KV memory holds {config.capacity}")
     if not _is_count(params.max_tokens, 1):
         raise Refusal("invalid", f"max_tokens is {params.max_tokens!r}, it must be at least 1")
+    if not _is_count(params.n, 1) or params.n > MAX_CHOICES:
+        raise Refusal("invalid", f"n is {params.n!r}, it must be 1 to {MAX_CHOICES}")
     if not _is_count(params.min_tokens, 0):
         raise Refusal("invalid", f"min_tokens is {params.min_tokens!r}, it must be at least 0")
     if not isinstance(params.stop_token_ids, (Sequence, Set)):
@@ -168,7 +200,6 @@ def _check_supported(event: Admit) -> None:
     """What the vocabulary has and these laws do not do yet is refused, never ignored."""
     params = event.params
     wanted = {
-        "n": params.n != 1,
         "grammar": params.grammar is not None,
         "processors": bool(params.processors),
         "adapter": bool(event.adapter),

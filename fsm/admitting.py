@@ -9,6 +9,7 @@ import numpy as np
 from leftfold.events.plan import Join, TokenArray
 from leftfold.fsm.draft import Draft
 from leftfold.fsm.gate import may_join
+from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import demand
 from leftfold.fsm.policy import LOOKS_AT, MAX_OVERTAKEN, fcfs
 from leftfold.fsm.prefix import extend_keys
@@ -19,8 +20,14 @@ from leftfold.fsm.sketch import Sketch
 def eligible(sketch: Sketch) -> Iterator[Request]:
     """Requests that may join now, by rank."""
     for request in sketch.state.waiting:
-        if request not in sketch.overdue and may_join(sketch.state, request):
+        if request not in sketch.overdue and may_join(sketch.state, request) and not _follows(request):
             yield request
+
+
+def _follows(request: Request) -> bool:
+    """Whether a choice still waits for the first one to compute the prompt that they share."""
+    leader = request.leader
+    return leader is not None and request.reads_cache and leader.phase in (Phase.WAITING, Phase.PREFILLING)
 
 
 def admit(sketch: Sketch) -> None:
@@ -64,7 +71,7 @@ def _longest(sketch: Sketch, taken: dict[Request, None], count: int) -> list[Req
     for request in state.waiting.by_arrival():
         if not may_join(state, request):
             break
-        if request not in taken and request not in sketch.overdue:
+        if request not in taken and request not in sketch.overdue and not _follows(request):
             found.append(request)
             if len(found) == count:
                 break
@@ -131,5 +138,7 @@ def _explain_order(sketch: Sketch, stuck: Request) -> None:
             sketch.why(request, "deadline", 0, 0, "its deadline has passed")
         elif not may_join(sketch.state, request):
             sketch.why(request, "gate", 0, 0, "it came after the pause that is draining")
+        elif _follows(request):
+            sketch.why(request, "order", 0, 0, "its first choice computes the prompt that they share")
         else:
             sketch.why(request, "order", 0, 0, f"behind {stuck.rid!r}, which does not fit")

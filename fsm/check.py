@@ -143,7 +143,7 @@ def _check_requests(state: State) -> None:
     waiting, tokens = 0, 0
     for key, request in state.live.items():
         phase = request.phase
-        if (request.rid, request.epoch) != key or phase is Phase.STOPPING or phase is Phase.FINISHED or phase is None:
+        if request.key != key or phase is Phase.STOPPING or phase is Phase.FINISHED or phase is None:
             raise InvariantViolation(f"live request {key} is {request.key}, {phase}")
         if request.seat is None:
             waiting += 1

@@ -136,14 +136,15 @@ def _turn_pages(state: State, filled: Sequence[Seat]) -> None:
     """Decoding rows have filled a page: publish it, and go on with the next one, if it is granted yet."""
     size, raw, alarm, base = state.config.page_size, state.pool.raw, state.columns.alarm, state.columns.base
     width = size * 4
-    full: list[tuple[int, bytes]] = []
+    full: list[tuple[int, bytes, bytes | None]] = []
     for seat in filled:
         pages, edge = seat.pages, seat.edge
         number = edge // size
         if seat.parent is not None:
             page = pages[number - 1]
-            key = seat.parent = page_key(seat.parent, raw[page * width : (page + 1) * width])
-            full.append((page, key))
+            parent = seat.parent
+            key = seat.parent = page_key(parent, raw[page * width : (page + 1) * width])
+            full.append((page, key, parent if number > 1 else None))
         if number < len(pages):
             base[seat.slot] = (pages[number] - number) * size
         edge = seat.edge = edge + size
@@ -188,7 +189,8 @@ def _store_chunk(state: State, chunk: ChunkRow) -> None:
     if seat.publishes and full > first:
         request = seat.request
         extend_keys(request.keys, request.root, request.tokens, full, size)
-        state.pool.publish(zip(seat.pages[first:full], request.keys[first:full], strict=True))
+        keys = request.keys
+        state.pool.publish([(seat.pages[i], keys[i], keys[i - 1] if i else None) for i in range(first, full)])
 
 
 def _reason(request: Request, token: int, at: int) -> FinishReason | None:

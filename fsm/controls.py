@@ -93,7 +93,7 @@ def _take_effect(state: State, event: Any) -> None:
     if isinstance(event, Sleep):
         state.asleep = _in_order([*state.asleep, *event.tags])
         if "kv" in event.tags:
-            state.pool.clear()
+            state.pool.forget()
     elif isinstance(event, Wake):
         state.asleep = [tag for tag in state.asleep if tag not in event.tags]
     elif isinstance(event, UpdateWeights):
@@ -132,6 +132,7 @@ def lose_control(state: State, acks: list[Ack], why: str) -> None:
 def new_generation(state: State) -> None:
     """Nothing cached so far is found any more, and rows that run publish nothing more in this stay."""
     state.generation += 1
+    state.pool.forget()
     state.root = namespace(generation=state.generation)
     for request in state.live.values():
         request.root = namespace(generation=state.generation, salt=request.salt) if request.salt else state.root

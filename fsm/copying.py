@@ -32,6 +32,8 @@ class _Copier:
     def request(self, request: Request) -> Request:
         if request not in self.requests:
             twin = self.requests[request] = request.copy()
+            if request.leader is not None:
+                twin.leader = self.request(request.leader)
             if request.seat is not None:
                 twin.seat = self.seat(request.seat)
         return self.requests[request]

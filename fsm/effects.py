@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from leftfold.events.plan import ExecutionPlan, IntArray
+from leftfold.fsm.pages import PagePool
 from leftfold.fsm.request import Request, Seat
 
 
@@ -102,6 +103,47 @@ class Outputs:
         return sum(len(part) if isinstance(part, TokenBatch) else 1 for part in self.parts)
 
 
+class KvStored(NamedTuple):
+    """A full page became findable. `key`, `parent` (None for a first page): 16-byte prefix keys; `tokens`: its ids."""
+
+    tier: str
+    group: int
+    key: bytes
+    parent: bytes | None
+    tokens: Sequence[int]
+
+
+class KvRemoved(NamedTuple):
+    """A page ceased to be findable."""
+
+    tier: str
+    group: int
+    key: bytes
+
+
+class KvCleared(NamedTuple):
+    """Nothing of this tier is findable any more."""
+
+    tier: str
+
+
+KvEvent = KvStored | KvRemoved | KvCleared
+
+
+def kv_events(pool: PagePool) -> Sequence[KvEvent]:
+    """What the pool's journal holds, as routers hear it; the journal is taken."""
+    journal, pool.journal = pool.journal or [], []
+    events: list[KvEvent] = []
+    for entry in journal:
+        if entry is None:
+            events.append(KvCleared("device"))
+        elif entry[0] < 0:
+            events.append(KvRemoved("device", 0, entry[1]))
+        else:
+            events.append(KvStored("device", 0, entry[1], entry[2], tuple(pool.tokens[entry[0]].tolist())))
+    return events
+
+
 class Ack(NamedTuple):
     """The one answer to a control call, given when its effect has happened."""
 
@@ -112,12 +154,16 @@ class Ack(NamedTuple):
 
 @dataclass(slots=True)
 class Effects:
-    """Everything a step derives. `wake_at`: absolute µs at which a `Tick` is due although nothing happens, or None."""
+    """Everything a step derives.
+
+    `kv_events`: only where somebody listens (`State.listen`). `wake_at`: absolute µs at which a `Tick` is due although
+    nothing happens, or None.
+    """
 
     plan: ExecutionPlan | None
     outputs: Sequence[Output] | Outputs
     acks: Sequence[Ack]
-    kv_events: Sequence[Any]
+    kv_events: Sequence[KvEvent]
     wake_at: int | None
 
 

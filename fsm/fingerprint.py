@@ -53,9 +53,10 @@ def _record(state: State) -> list[Any]:
 def _request(request: Request) -> list[Any]:
     return [
         request.rid, request.epoch, request.choice, request.arrival, request.phase.value if request.phase else "",
-        request.tokens, request.prompt_len, params_json(request.params).decode(), request.priority,
-        request.tenant, request.limit, request.deadline_at, request.queue_deadline_at, request.reads_cache,
-        request.publishes, request.root.hex(), request.cached, request.preemptions, request.failures, request.want,
+        request.tokens, request.prompt_len, params_json(request.params).decode(), request.priority, request.tenant,
+        request.limit, request.deadline_at, request.queue_deadline_at, request.reads_cache, request.publishes,
+        request.leader is not None, request.root.hex(), request.cached, request.preemptions, request.failures,
+        request.want,
     ]  # fmt: skip
 
 

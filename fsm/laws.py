@@ -22,8 +22,8 @@ from leftfold.fsm.validity import refuse_invalid
 def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | None:
     """Apply `plan`; what the executor gets, or None when it has nothing to do. Raises `PlanRefused`."""
     refuse_invalid(state, plan)
-    for rid, _, reason, epoch in plan.ends:
-        end_with_output(state, state.live[rid, epoch], FinishReason(reason), outputs)
+    for rid, choice, reason, epoch in plan.ends:
+        end_with_output(state, state.live[rid, epoch, choice], FinishReason(reason), outputs)
     if plan.memo is not None:
         state.memo = dict(plan.memo)
     if plan.step is None:
@@ -51,7 +51,7 @@ def _preempt(state: State, slot: int) -> None:
 
 
 def _join(state: State, row: Join) -> Joined:
-    request = state.live[row.rid, row.epoch]
+    request = state.live[row.rid, row.epoch, row.choice]
     pages, pool, size = [*as_list(row.pages[0])], state.pool, state.config.page_size
     shared = row.start // size
     extend_keys(request.keys, request.root, request.tokens, shared, size)  # nobody may have decided here

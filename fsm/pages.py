@@ -14,15 +14,18 @@ import numpy as np
 from leftfold.events.plan import TokenArray
 from leftfold.fsm.errors import InvariantViolation
 
+Entry = tuple[int, bytes, bytes | None]
+
 
 class PagePool:
     """Pages `0 … num_pages - 1` of one cache group on one tier.
 
     `raw`: the token mirror as bytes. `free` is in the order pages are granted, `cached` from the least recently
-    released.
+    released. `journal`: what became findable (page, key, parent's key), ceased to (-1, key, None) or was all forgotten
+    (None) since it was last taken; None when nobody listens.
     """
 
-    __slots__ = ("cached", "flat", "free", "keys", "page_size", "published", "raw", "refs", "tokens")
+    __slots__ = ("cached", "flat", "free", "journal", "keys", "page_size", "published", "raw", "refs", "tokens")
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -34,6 +37,7 @@ class PagePool:
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self.cached: OrderedDict[int, None] = OrderedDict()
         self.published: dict[bytes, int] = {}
+        self.journal: list[Entry | None] | None = None
 
     def __len__(self) -> int:
         return len(self.refs)
@@ -50,16 +54,23 @@ class PagePool:
 
     def evict(self, pages: Iterable[int]) -> None:
         """Drop the content of cached pages: they are free afterwards."""
-        free, cached, keys, published = self.free, self.cached, self.keys, self.published
+        free, cached, keys = self.free, self.cached, self.keys
         for page in pages:
             del cached[page]
-            del published[keys[page]]  # type: ignore[arg-type]  # a cached page has a key
+            self._withdraw(keys[page])
             keys[page] = None
             free[page] = None
+
+    def _withdraw(self, key: bytes | None) -> None:
+        if key is not None:
+            del self.published[key]
+            if self.journal is not None:
+                self.journal.append((-1, key, None))
 
     def grant(self, pages: Iterable[int]) -> None:
         """Free or cached pages get their one owner; what a cached one held is dropped."""
         free, cached, refs, keys, published = self.free, self.cached, self.refs, self.keys, self.published
+        journal = self.journal
         for page in pages:
             key = keys[page]
             if key is None:
@@ -68,6 +79,8 @@ class PagePool:
                 del cached[page]
                 del published[key]
                 keys[page] = None
+                if journal is not None:
+                    journal.append((-1, key, None))
             refs[page] = 1
 
     def share(self, page: int) -> None:
@@ -100,17 +113,26 @@ class PagePool:
                 self.tokens[pages[number], within : within + taken] = piece
             at += taken
 
-    def publish(self, full: Iterable[tuple[int, bytes]]) -> None:
-        """Make full pages findable by key; one whose key is already published stays private to its row."""
-        published, keys = self.published, self.keys
-        for page, key in full:
+    def publish(self, full: Iterable[tuple[int, bytes, bytes | None]]) -> None:
+        """Make full pages findable: (page, key, key of the page before or None). Where a key is already published its
+        page stays private to its row.
+        """
+        published, keys, journal = self.published, self.keys, self.journal
+        for page, key, parent in full:
             if key not in published:
                 published[key] = page
                 keys[page] = key
+                if journal is not None:
+                    journal.append((page, key, parent))
 
-    def clear(self) -> None:
-        """Forget all content; nothing may be held."""
-        self.evict(list(self.cached))
+    def forget(self) -> None:
+        """Nothing is findable any more; what is held stays with its holders."""
+        self.free.update(self.cached)
+        self.cached.clear()
+        if self.published and self.journal is not None:
+            self.journal.append(None)
+        self.published.clear()
+        self.keys = [None] * len(self.keys)
 
     def copy(self) -> PagePool:
         """An independent copy; views are derived again."""
@@ -120,6 +142,7 @@ class PagePool:
         other.flat = other.tokens.reshape(-1)
         other.raw = memoryview(other.flat.data).cast("B")
         other.refs = self.refs.copy()
+        other.journal = None if self.journal is None else self.journal.copy()
         other.keys = self.keys.copy()
         other.free = self.free.copy()
         other.cached = self.cached.copy()

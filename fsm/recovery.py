@@ -31,7 +31,7 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
         if config != state.config:
             _reconfigure(state, config, outputs)
     if "device" not in event.kept:
-        state.pool.clear()
+        state.pool.forget()
     state.executor_present = True
     state.incarnation = event.incarnation
     state.chain = START
@@ -61,7 +61,10 @@ def _requeue(request: Request) -> None:
 def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
     """A start with other limits: nothing is seated, so pool and columns begin anew; what cannot fit any more ends."""
     state.config = config
+    state.pool.forget()
+    journal = state.pool.journal
     state.pool = PagePool(config.num_pages, config.page_size)
+    state.pool.journal = journal
     state.columns = Columns(config.slots)
     state.free_slots = list(range(config.slots - 1, -1, -1))
     state.by_slot = [None] * config.slots

@@ -8,10 +8,10 @@ from typing import Any
 from leftfold.events import types
 from leftfold.events.plan import ExecutionPlan, Plan
 from leftfold.events.types import Abort, Event, ForwardDone, Started, Tick
-from leftfold.fsm.admission import admit
+from leftfold.fsm.admission import admit, choices
 from leftfold.fsm.commit import forward_done
 from leftfold.fsm.controls import control_done, enqueue_control, lose_control, settle_controls
-from leftfold.fsm.effects import Ack, Effects, FinishReason, Outputs
+from leftfold.fsm.effects import Ack, Effects, FinishReason, Outputs, kv_events
 from leftfold.fsm.ending import end_with_output
 from leftfold.fsm.gate import Gate
 from leftfold.fsm.laws import apply_plan
@@ -53,7 +53,8 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
         settle_controls(state, acks)
     if state.gate is not Gate.RUNNING:
         settle(state, acks)
-    return Effects(execution, outputs, acks, (), state.wake_at)
+    heard = kv_events(state.pool) if state.pool.journal else ()
+    return Effects(execution, outputs, acks, heard, state.wake_at)
 
 
 def _admit(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
@@ -68,8 +69,9 @@ def _abort(state: State, event: Abort, outputs: Outputs, acks: list[Ack]) -> Non
     else:
         newest = state.requests.get(event.rid)
         epoch = event.epoch if event.epoch is not None else newest.epoch if newest else 0
-        request = state.live.get((event.rid, epoch))
-        named = [] if request is None or event.choice not in (None, request.choice) else [request]
+        named = choices(state, event.rid, epoch)
+        if event.choice is not None:
+            named = [request for request in named if request.choice == event.choice]
     if not named:
         state.count("ignored")
     for request in named:

@@ -43,25 +43,28 @@ class Seat:
 
 
 class Request:
-    """What rarely changes of a request.
+    """What rarely changes of a request, which is one choice of what was admitted.
 
     `tokens`: int32, all that is known (prompt, then generated) as of the last join; a running request's newer tokens
     are in its pages. `limit`: tokens at which it ends. `keys`: prefix keys of full pages, as far as computed, under
-    `root`. `deadline_at`, `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone.
+    `root`. `leader`: the choice of the same request that computes the prompt first. `deadline_at`,
+    `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone.
     """
 
     __slots__ = (
-        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "limit", "params", "phase",
+        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "leader", "limit", "params", "phase",
         "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
         "salt", "seat", "stops", "tenant", "tokens", "want", "watched",
     )  # fmt: skip
 
     phase: Phase | None
 
-    def __init__(self, rid: str, epoch: int, arrival: int, tokens: TokenArray, params: SamplingParams) -> None:
+    def __init__(
+        self, rid: str, epoch: int, choice: int, arrival: int, tokens: TokenArray, params: SamplingParams
+    ) -> None:
         self.rid = rid
         self.epoch = epoch
-        self.choice = 0
+        self.choice = choice
         self.arrival = arrival
         self.tokens = tokens
         self.prompt_len = len(tokens)
@@ -78,6 +81,7 @@ class Request:
         self.queue_deadline_at = 0
         self.reads_cache = True
         self.publishes = True
+        self.leader: Request | None = None
         self.salt = ""
         self.root = b""
         self.keys: list[bytes] = []
@@ -87,9 +91,9 @@ class Request:
         self.failures = 0
 
     @property
-    def key(self) -> tuple[str, int]:
-        """How events address it."""
-        return (self.rid, self.epoch)
+    def key(self) -> tuple[str, int, int]:
+        """How plans address it: rid, epoch, choice."""
+        return (self.rid, self.epoch, self.choice)
 
     def copy(self) -> Request:
         """A copy without its seat."""

@@ -60,11 +60,12 @@ class ControlCall:
 class State:
     """A fresh state is RUNNING with its executor present.
 
-    `requests[rid]` is the newest request of that id, finished ones included for a while; `live` holds those without a
-    terminal output by (rid, epoch). `prefilling` (by slot) are the rows with prompt left to plan, `decoding` the other
-    rows, both in join order. Of the latter, `at_edge` are the slots that need a page to be planned on, and `resting`
-    those that are planned up to their limit. `stopping`: seats that ended while a step in flight names them. `left`:
-    slots that left the rows since the last plan. `voids`: failed steps since the executor's start.
+    `requests[rid]` is the newest request of that id (its first choice), finished ones included for a while; `live`
+    holds those without a terminal output by (rid, epoch, choice). `prefilling` (by slot) are the rows with prompt left
+    to plan, `decoding` the other rows, both in join order. Of the latter, `at_edge` are the slots that need a page to
+    be planned on, and `resting` those that are planned up to their limit. `stopping`: seats that ended while a step in
+    flight names them. `left`: slots that left the rows since the last plan. `voids`: failed steps since the executor's
+    start.
 
     A drain has its `drain_mode` and runs what arrived before `gate_seq`; `frozen`: the gate closes from PAUSED.
     `controls`: control calls in log order; `asleep`: some of weights, kv; `version`: of the weights.
@@ -86,7 +87,7 @@ class State:
         self.generation = 0
         self.root = namespace(generation=0)
         self.requests: dict[str, Request] = {}
-        self.live: dict[tuple[str, int], Request] = {}
+        self.live: dict[tuple[str, int, int], Request] = {}
         self.finished: deque[Request] = deque()
         self.waiting = Line(self.policy.rank is not fcfs)
         self.tenants = Tenants()
@@ -176,6 +177,10 @@ class State:
             self.columns.widen(slots)
             self.by_slot += [None] * len(more)
             self.free_slots = [*reversed(more), *self.free_slots]
+
+    def listen(self) -> None:
+        """From now on effects tell what enters and leaves the prefix cache."""
+        self.pool.journal = self.pool.journal or []
 
     def check(self) -> None:
         """Raise `InvariantViolation` unless every invariant of a single state holds."""

@@ -35,9 +35,9 @@ def refuse_invalid(state: State, plan: Plan) -> None:
 
 def _ending(state: State, plan: Plan) -> list[Seat]:
     seats: list[Seat] = []
-    told: list[tuple[str, int]] = []
-    for rid, _, reason, epoch in plan.ends:
-        request = state.live.get((rid, epoch))
+    told: list[tuple[str, int, int]] = []
+    for rid, choice, reason, epoch in plan.ends:
+        request = state.live.get((rid, epoch, choice))
         if request is None or request.key in told:
             raise PlanRefused(f"ends: {rid!r} (epoch {epoch}) is not live")
         if reason not in [known.value for known in FinishReason]:
@@ -113,9 +113,9 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
 def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:
     """Pages that joins find in the prefix cache; those that they are granted are added to `granted`."""
     found: list[int] = []
-    ending = [(rid, epoch) for rid, _, _, epoch in plan.ends]
+    ending = [(rid, epoch, choice) for rid, choice, _, epoch in plan.ends]
     for row in plan.join:
-        request = state.live.get((row.rid, row.epoch))
+        request = state.live.get((row.rid, row.epoch, row.choice))
         if request is None or request.seat is not None or request.key in ending:
             raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
         if len(row.pages) != 1:
@@ -171,9 +171,9 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
     if any(not length for _, length, _ in plan.chunks):
         decoding = [slot for slot in state.decoding.slots.tolist() if slot not in [seat.slot for seat in leaving]]
     size = state.config.page_size
-    seated: list[tuple[str, int]] = []
+    seated: list[tuple[str, int, int]] = []
     for row in plan.join:
-        request = state.live.get((row.rid, row.epoch))
+        request = state.live.get((row.rid, row.epoch, row.choice))
         if request is None or request.seat is not None or request.key in seated or not may_join(state, request):
             raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
         if row.slot not in free:

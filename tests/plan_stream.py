@@ -57,7 +57,7 @@ class PlanStream:
         )
 
 
-def joined(slot: int, tokens: Sequence[int], pages: Sequence[int], *, rid="r", start=0, prompt_len=None, params=None):
+def joined(slot: int, tokens: Sequence[int], pages: Sequence[int], *, rid="r", start=0, prompt_len=None, params=None, want=None):
     """A `Joined` with sensible defaults: choice 0, greedy."""
     return Joined(
         slot=slot,
@@ -68,6 +68,7 @@ def joined(slot: int, tokens: Sequence[int], pages: Sequence[int], *, rid="r", s
         tokens=np.asarray(tokens, dtype=np.int32),
         pages=list(pages),
         params=params or SamplingParams(temperature=0.0),
+        want=want,
     )
 
 
@@ -80,6 +81,7 @@ class Running:
     prompt_len: int
     max_tokens: int
     params: SamplingParams
+    want: dict | None = None
     pages: list[int] = field(default_factory=list)
     computed: int = 0
     present: bool = False
@@ -101,9 +103,8 @@ class Driver:
         self._ended: list[int] = []
         self._preempted: list[int] = []
 
-    def add(self, slot: int, prompt: Sequence[int], max_tokens: int, params: SamplingParams | None = None) -> Running:
-        wanted = params or SamplingParams(temperature=0.0)
-        row = Running(slot, list(prompt), len(prompt), max_tokens, wanted)
+    def add(self, slot: int, prompt: Sequence[int], max_tokens: int, params=None, want=None) -> Running:
+        row = Running(slot, list(prompt), len(prompt), max_tokens, params or SamplingParams(temperature=0.0), want)
         self.rows.append(row)
         return row
 
@@ -126,9 +127,8 @@ class Driver:
             while (len(row.pages) + len(new)) * self.page_size < row.computed + length:
                 new.append(self.free.pop())
             if not row.present:
-                joins.append(
-                    joined(row.slot, row.tokens, new, prompt_len=row.prompt_len, params=row.params, rid=f"r{row.slot}")
-                )
+                known = {"prompt_len": row.prompt_len, "params": row.params, "rid": f"r{row.slot}", "want": row.want}
+                joins.append(joined(row.slot, row.tokens, new, **known))
                 row.present = True
             else:
                 grow[0].extend([row.slot] * len(new))

@@ -51,6 +51,10 @@ class KVMemory:
         for memory in (*self.keys, *self.values):
             memory[:, target] = memory[:, source]
 
+    @property
+    def nbytes(self) -> int:
+        return sum(memory.nbytes for memory in (*self.keys, *self.values))
+
     def clear(self) -> None:
         for memory in (*self.keys, *self.values):
             memory.zero_()
@@ -65,12 +69,15 @@ class Llama:
 
     def __init__(self, model: LoadedModel, kernels: Kernels, dtype: torch.dtype, device: str, max_len: int) -> None:
         self.config = model.config
+        self.nbytes = 0
+        """Bytes of the weights (a head tied to the embedding counts twice: most products pack their own copy)."""
         self._model, self._kernels, self._dtype, self._device = model, kernels, dtype, device
         config = self.config
         self.embedding = self._weight("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self.norm = self._weight("model.norm.weight", config.hidden_size)
         if config.tied_embeddings or not model.has("lm_head.weight"):
             self.head = self._prepare(self.embedding, None)
+            self.nbytes += self.embedding.nbytes
         else:
             self.head = self._linear(["lm_head"], [config.vocab_size], config.hidden_size)
         self.layers = [self._layer(f"model.layers.{index}.") for index in range(config.num_layers)]
@@ -78,6 +85,7 @@ class Llama:
         self._attention = kernels.get("attention", head_dim=config.head_dim)
         self._kv_write, self._silu_mul = kernels.get("kv_write"), kernels.get("silu_mul")
         self._rms_norm, self._rotary = kernels.get("rms_norm"), kernels.get("rotary")
+        del self._model, self._kernels  # with them go the mappings of the model's files
 
     def forward(self, step: StepInput, memory: KVMemory) -> torch.Tensor:
         """Compute all tokens of a step, writing their keys and values: [tokens, hidden_size], normed."""
@@ -127,7 +135,9 @@ class Llama:
         )
 
     def _weight(self, name: str, *shape: int) -> torch.Tensor:
-        return self._model.expect(name, *shape).to(self._device, self._dtype)
+        weight = self._model.expect(name, *shape).to(self._device, self._dtype)
+        self.nbytes += weight.nbytes
+        return weight
 
     def _linear(self, names: list[str], outputs: list[int], inputs: int) -> Linear:
         """Fuse projections of one input into one product; those without a bias get zeros if another has one."""

@@ -11,11 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 
 from leftfold.engine import Engine
-from leftfold.events import Control, EventLog, ExecutionPlan
+from leftfold.events import Control, EventLog, ExecutionPlan, Row
 from leftfold.executor.base import Result
 from leftfold.fsm import Config
 from leftfold.server.launch import serve
@@ -26,25 +27,39 @@ _LETTERS = [i for i in range(256) if byte_tokenizer().decode([i]).isalpha()]
 
 
 class ToyExecutor:
-    """Letters by formula; a row whose last token is "?" makes the process die."""
+    """Letters by formula; a row whose last token is "?" makes the process die. Weights are the name of a version."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._weights = 0
+        self._drawn: dict[str, tuple[int, int]] = {}
         self._die = byte_tokenizer().encode("?").ids[0]
 
     def reset(self) -> None:
-        pass
+        self._drawn.clear()
 
     def execute(self, plan: ExecutionPlan) -> Result:
         time.sleep(self._seconds)
-        tokens = [_next(int(row.tokens[-1]), row.start + row.length) for row in plan.rows if row.samples]
-        if any(row.samples and int(row.tokens[-1]) == self._die for row in plan.rows):
-            os._exit(3)
-        controls = [(op.op, {"verb": op.verb}, self._unknown(op)) for op in plan.ops if isinstance(op, Control)]
+        controls = [self._control(op) for op in plan.ops if isinstance(op, Control)]
+        tokens = [self._draw(row) for row in plan.rows if row.samples]
         return Result(plan.step, np.array(tokens, dtype=np.int32), None, None, controls)  # type: ignore[arg-type]
 
-    def _unknown(self, op: Control) -> str | None:
-        return None if op.verb in ("sleep", "wake", "update_weights") else f"no such verb: {op.verb}"
+    def _draw(self, row: Row) -> int:
+        """The next token; what a step in flight has drawn is known here before the plan can know it."""
+        at = row.start + row.length
+        position, drawn = self._drawn.get(row.rid, (-1, 0))
+        last = drawn if position == at - 1 else int(row.tokens[-1])
+        if last == self._die:
+            os._exit(3)
+        token = _LETTERS[(last * 31 + at * at * 7 + 3 + self._weights) % len(_LETTERS)]
+        self._drawn[row.rid] = (at, token)
+        return token
+
+    def _control(self, op: Control) -> tuple[int, dict[str, str], str | None]:
+        if op.verb == "update_weights":
+            self._weights = crc32(op.args["version"].encode())
+        known = op.verb in ("sleep", "wake", "update_weights")
+        return op.op, {"verb": op.verb}, None if known else f"no such verb: {op.verb}"
 
 
 class FaultyEngine(Engine):
@@ -52,10 +67,6 @@ class FaultyEngine(Engine):
 
     def start(self) -> None:
         self.fault = "record 7 broke the reducer"
-
-
-def _next(token: int, position: int) -> int:
-    return _LETTERS[(token * 31 + position * position * 7 + 3) % len(_LETTERS)]
 
 
 def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
@@ -67,6 +78,7 @@ def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
         max_running=options.max_num_seqs or 16,
         max_batch_tokens=options.max_num_batched_tokens or 256,
         max_model_len=options.max_model_len or 512,
+        pipeline_depth=options.pipeline_depth,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
         vocab_size=VOCAB_SIZE,

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from leftfold.events import Control, Copy, SamplingParams
+from leftfold.events import Copy, Move, SamplingParams
 from leftfold.events.digest import START
 from leftfold.executor.base import Executor, Result
 from leftfold.executor.oracle import OracleExecutor, expected_tokens
@@ -228,7 +228,7 @@ WRONG = {
     "gives other tokens than it says": {"chunks": [(0, 1, True)], "chunk_tokens": [[1, 2]]},
     "computes more than is known": {"chunks": [(0, 2, True)], "chunk_tokens": [[1, 2]]},
     "computes past its pages": {},
-    "has an unknown operation": {"ops": (Control(op=1, verb="sleep", args={}),)},
+    "has an unknown operation": {"ops": (Move(op=1, from_tier="device", to_tier="host"),)},
 }
 
 

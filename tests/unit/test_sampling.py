@@ -173,7 +173,8 @@ def test_the_sampler_adjusts_only_the_rows_that_ask() -> None:
         SamplingParams(temperature=0.0, frequency_penalty=9.0),
     ]
     rows = [joined(slot, [2, 1], [slot], prompt_len=1, params=p) for slot, p in enumerate(params)]
-    state.apply(stream.plan(joined=rows, chunks=[(slot, 2, True) for slot in range(3)], chunk_tokens=[[2, 1]] * 3))
+    plan = stream.plan(joined=rows, chunks=[(slot, 2, True) for slot in range(3)], chunk_tokens=[[2, 1]] * 3)
+    state.apply_deltas(plan)
     logits = torch.tensor([[0.0, 3.0, 1.0]]).repeat(3, 1)
     drawn = Sampler(sample).draw(logits, state, np.arange(3), np.full(3, 2))
     assert drawn.tolist() == [1, 0, 2]
