@@ -25,7 +25,7 @@ def draw_config(rng: Random) -> dict[str, Any]:
     """Arguments of a `World`: small limits in every proportion, pools of at most 64 pages."""
     vocab = rng.choice(VOCABULARIES)
     page_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 16))
-    tokens = rng.choice((1, 12, 40, 80, 80, 160, 400)) * (0.5 + rng.random())
+    tokens = rng.choice((1, 12, 40, 60, 80, 120, 200)) * (0.5 + rng.random())
     return {
         "vocab": vocab,
         "num_pages": max(1, min(64, round(tokens / page_size))),
