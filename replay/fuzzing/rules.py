@@ -24,7 +24,7 @@ VOCABULARIES = (2, 9, 50, 50, 50, 1 << 20)
 def draw_config(rng: Random) -> dict[str, Any]:
     """Arguments of a `World`: small limits in every proportion, pools of at most 64 pages."""
     vocab = rng.choice(VOCABULARIES)
-    page_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 16))
+    page_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 8, 16))
     tokens = rng.choice((1, 12, 40, 60, 80, 120, 200)) * (0.5 + rng.random())
     return {
         "vocab": vocab,
@@ -80,7 +80,7 @@ class Rules:
     # Work
 
     def steps(self, world: World) -> Command:
-        return ("steps", {"count": 1 + self._below(24)})
+        return ("steps", {"count": 1 + self._below(48)})
 
     def tick(self, world: World) -> Command:
         return ("tick", {})

@@ -320,9 +320,10 @@ class World:
         self._voided.append(ForwardDone(t=self.t, step=plan.step, error=result.error, digest=result.digest))
 
     def _report_voided(self) -> None:
-        voided, self._voided = self._voided, []
-        for event in voided:
-            self._unheard(replace(event, t=self.t))
+        if self._voided:
+            voided, self._voided = self._voided, []
+            for event in voided:
+                self._unheard(replace(event, t=self.t))
 
     def spoiled(self, kind: str) -> None:
         """A result that is not of the plan in flight: the executor counts as lost."""
