@@ -56,7 +56,7 @@ NO_TOKENS.setflags(write=False)
 
 
 class Wanted(NamedTuple):
-    """The scores that a row wants, with `top` alternatives: of drawn tokens (`drawn`), and of [first, end) of its prompt.
+    """The scores that a row wants, with `top` alternatives: of drawn tokens (`drawn`), of [first, end) of its prompt.
 
     `first` is at least 1: nothing predicts a prompt's first token.
     """

@@ -47,7 +47,7 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, version:
 
 
 def _score(context_crc: int, position: int, token: int, top: int, vocab_size: int) -> Score:
-    """What the toy thinks of `token` after a context; its alternatives are the token it would say and those after it."""
+    """What the toy thinks of `token` after a context; alternatives are the token it would say and the next ids."""
     first = _next_token(context_crc, position, vocab_size)
     others = [(first + index) % vocab_size for index in range(top)]
     return Score(

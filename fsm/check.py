@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from leftfold.fsm.errors import InvariantViolation
@@ -31,25 +30,23 @@ def _check_pages(state: State, seats: list[Seat]) -> None:
     held: list[int] = []
     for seat in seats:
         held += seat.pages
-    distinct = dict.fromkeys(held, 1)
-    if len(distinct) < len(held):
-        distinct = dict.fromkeys(held, 0)
-        for page in held:
-            distinct[page] += 1
-    if list(map(refs.__getitem__, distinct)) != list(distinct.values()) or sum(refs) != len(held):
-        wrong = [page for page, count in enumerate(refs) if distinct.get(page, 0) != count]
-        raise InvariantViolation(f"pages {wrong} are held {[held.count(p) for p in wrong]} times, not as refs say")
-    if len(free) + len(cached) + len(distinct) != len(refs):
-        raise InvariantViolation(f"{len(free)} free + {len(cached)} cached + {len(distinct)} held of {len(refs)} pages")
-    if not free.keys().isdisjoint(distinct) or not cached.keys().isdisjoint(distinct):
+    counts = [0] * len(refs)
+    for page in held:
+        counts[page] += 1
+    if counts != refs:
+        wrong = [page for page, count in enumerate(counts) if count != refs[page]]
+        raise InvariantViolation(f"pages {wrong} are held {[counts[p] for p in wrong]} times, not as refs say")
+    if len(free) + len(cached) != counts.count(0):
+        raise InvariantViolation(f"{len(free)} free + {len(cached)} cached pages, {counts.count(0)} are not held")
+    if not free.keys().isdisjoint(held) or not cached.keys().isdisjoint(held):
         raise InvariantViolation(f"held pages {[page for page in held if page in free or page in cached]} are unheld")
     if pool.published or cached:
-        _check_keys(state, distinct)
+        _check_keys(state, held)
     elif any(pool.keys):
         raise InvariantViolation(f"nothing is published, but pages have keys: {pool.keys}")
 
 
-def _check_keys(state: State, held: Mapping[int, int]) -> None:
+def _check_keys(state: State, held: list[int]) -> None:
     """Keys and published pages are one to one; unheld pages are cached if they have a key, else free."""
     pool = state.pool
     free, cached, keys, published = pool.free, pool.cached, pool.keys, pool.published
@@ -60,7 +57,7 @@ def _check_keys(state: State, held: Mapping[int, int]) -> None:
         raise InvariantViolation(f"cached pages {[page for page in cached if keys[page] is None]} are not findable")
     if any(map(keys.__getitem__, free)):
         raise InvariantViolation(f"free pages {[page for page in free if keys[page] is not None]} are findable")
-    findable = len(held) - [keys[page] for page in held].count(None)
+    findable = len(dict.fromkeys([page for page in held if keys[page] is not None]))
     if len(cached) + findable != len(published):
         raise InvariantViolation(f"{len(published)} keys are published, {len(cached)} cached pages and {findable} more")
 
@@ -95,14 +92,16 @@ def _check_rows(state: State) -> None:
         if seat.order <= last:
             raise InvariantViolation(f"row {request.rid!r} is out of order")
         last = seat.order
-        if not computed <= planned <= min(capacity, seat.last) == runways[slot]:
+        reach = capacity if capacity < seat.last else seat.last
+        if not computed <= planned <= reach == runways[slot]:
             raise InvariantViolation(f"row {request.rid!r}: {computed} computed, {planned} planned, {seat.pages}")
         if computed < seat.target:
             if request.phase is not Phase.PREFILLING or planned < seat.target or not depth:
                 raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {planned} of {seat.target} planned")
         else:
             _check_decoding(state, seat, computed, bases[slot], planned - computed <= depth)
-    if sorted(edge) != sorted(state.at_edge) or sorted(resting) != sorted(state.resting):
+    noted, rested = state.at_edge, state.resting
+    if (edge != noted and sorted(edge) != sorted(noted)) or (resting != rested and sorted(resting) != sorted(rested)):
         raise InvariantViolation(f"at the end of their pages are {edge}, of their limits {resting}; noted are others")
     for slot, seat in state.prefilling.items():
         computed, planned, request = computed_column[slot], planned_column[slot], seat.request
@@ -119,12 +118,12 @@ def _check_decoding(state: State, seat: Seat, computed: int, base: int, in_time:
     if request.phase is not Phase.DECODING or not in_time:
         raise InvariantViolation(f"row {request.rid!r} is {request.phase} or planned too far ahead")
     number, within = divmod(computed, size)
-    most = demand(computed + MAX_DEPTH + 1, size)
-    if not demand(computed, size) <= len(seat.pages) <= most or seat.edge != (number + 1) * size:
+    pages, most = len(seat.pages), -(-(computed + MAX_DEPTH + 1) // size)
+    if not number + (within > 0) <= pages <= most or seat.edge != (number + 1) * size:
         raise InvariantViolation(f"row {request.rid!r}: computed {computed}, edge {seat.edge}, {seat.pages}")
     if computed + 1 >= request.limit:
         raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
-    if number < len(seat.pages):
+    if number < pages:
         if base + computed != seat.pages[number] * size + within:
             raise InvariantViolation(f"row {request.rid!r} writes to {base + computed}, not {seat.pages[number]}")
         _check_private(state, seat, number)

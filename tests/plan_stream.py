@@ -57,7 +57,9 @@ class PlanStream:
         )
 
 
-def joined(slot: int, tokens: Sequence[int], pages: Sequence[int], *, rid="r", start=0, prompt_len=None, params=None, want=None):
+def joined(
+    slot: int, tokens: Sequence[int], pages: Sequence[int], *, rid="r", start=0, prompt_len=None, params=None, want=None
+):
     """A `Joined` with sensible defaults: choice 0, greedy."""
     return Joined(
         slot=slot,

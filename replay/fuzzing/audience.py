@@ -18,11 +18,11 @@ class Audience:
         self.ended: dict[Key, Output] = {}
         self._must: dict[Key, FinishReason] = {}
         self._keep: int | None = None
-        self._hurried = False  # whether any client ever had a deadline
+        self.hurried = False  # whether any client ever had a deadline
 
     def add(self, client: Client) -> None:
         self.live[client.key] = client
-        self._hurried = self._hurried or client.due() > 0
+        self.hurried = self.hurried or client.due() > 0
 
     def must_end(self, client: Client, reason: FinishReason, keep: int | None = None) -> None:
         """The next event ends `client`; `keep`: output tokens that count, if not all."""
@@ -58,8 +58,6 @@ class Audience:
 
     def due(self) -> int:
         """When the next deadline expires (absolute µs, 0: never)."""
-        if not self._hurried:
-            return 0
         return min([due for client in self.live.values() if (due := client.due())], default=0)
 
     def expect_deadlines(self, t: int) -> None:

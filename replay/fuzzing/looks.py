@@ -55,12 +55,15 @@ def check_plan(state: State, config: Config, clients: Mapping[Key, Client], plan
 
 
 def _check_row(state: State, client: Client, row: Row) -> None:
-    context = [*client.prompt, *client.tokens[: client.heard]]
-    end = row.start + row.length
-    if list(row.tokens) != context[row.start : end] or row.samples != (end == len(context)):
-        raise Violation("input", f"{row.rid!r} computes {row.tokens} from {row.start}, samples {row.samples}")
-    mirrored = state.pool.tokens[list(row.pages)].reshape(-1)[: row.start].tolist()
-    if mirrored != context[: row.start]:
+    context, end = [*client.prompt, *client.tokens], row.start + row.length
+    told = bool(row.tokens) or len(state.in_flight) == 1  # else an earlier step, still in flight, brings the input
+    if end >= client.limit or (told and list(row.tokens) != context[row.start : end]):
+        raise Violation("input", f"{row.rid!r} computes {row.tokens} from {row.start}, its limit is {client.limit}")
+    if row.samples != (end >= client.known):
+        raise Violation("input", f"{row.rid!r} has {client.known} tokens, computes up to {end}: samples {row.samples}")
+    committed = min(row.start, int(state.columns.computed[row.slot]))
+    mirrored = state.pool.tokens[list(row.pages)].reshape(-1)[:committed].tolist()
+    if mirrored != context[:committed]:
         raise Violation("mirror", f"pages {row.pages} of {row.rid!r} are noted to hold {mirrored}")
 
 
@@ -71,5 +74,5 @@ def check_rest(state: State, config: Config) -> None:
     left = [name for name in names if stats[name]]
     if left or state.wake_at is not None or state.columns.watching:
         raise Violation("leak", f"{left} are left when nothing lives, wake_at is {state.wake_at}")
-    if len(state.free_slots) != config.max_running:
-        raise Violation("leak", f"slots {state.free_slots} are free, not all {config.max_running}")
+    if len(state.free_slots) != config.slots:
+        raise Violation("leak", f"slots {state.free_slots} are free, not all {config.slots}")

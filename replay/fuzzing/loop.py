@@ -11,9 +11,9 @@ from leftfold.replay.fuzzing.errors import kind_of
 from leftfold.replay.fuzzing.rules import Rules, draw_config
 from leftfold.replay.fuzzing.world import Command, World
 
-REFOLD_EVERY = 32
+REFOLD_EVERY = 64
 """Every so many runs the log is folded again and decided anew."""
-RIGOUR = 32
+RIGOUR = 64
 """In the loop, looks that cost as much as a step are taken at one step or event in so many."""
 
 

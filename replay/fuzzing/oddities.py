@@ -92,12 +92,12 @@ def odd_admit(kind: str, t: int, config: Config) -> Admit:
     return Admit(t=t, rid="odd", prompt=prompt, params=_PARAMS.get(kind, SamplingParams()), **_FIELDS.get(kind, {}))
 
 
-SPOILS: Sequence[str] = ("digest", "count", "counts", "range", "text")
+SPOILS: Sequence[str] = ("digest", "count", "counts", "range", "text", "order")
 """What may be wrong with a result."""
 
 
 def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int]) -> ForwardDone:
-    """The result of `plan`, with one thing wrong."""
+    """The result of `plan`, with one thing wrong; `order`: it is not the oldest one's (or, where it is, miscounted)."""
     if kind == "digest":
         return ForwardDone(t=t, step=plan.step, tokens=tokens, digest="f" * 32)
     if kind == "count":
@@ -105,7 +105,9 @@ def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int]) -> Forw
     if kind in ("range", "text"):
         wrong: list[Any] = [*tokens[:-1], 1 << 31 if kind == "range" else "a token"]
         return ForwardDone(t=t, step=plan.step, tokens=wrong, digest=plan.digest)
-    return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest, counts=[2])
+    if kind == "counts" or kind == "order":
+        return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest, counts=[2])
+    return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest)
 
 
 SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt")
@@ -115,12 +117,12 @@ SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt
 def spoil_plan(kind: str, plan: Plan, config: Config) -> Plan:
     """A plan like `plan` that no state can apply."""
     if kind == "slot" and plan.join:
-        return replace(plan, join=[plan.join[0]._replace(slot=config.max_running), *plan.join[1:]])
+        return replace(plan, join=[plan.join[0]._replace(slot=config.slots), *plan.join[1:]])
     if kind == "page" and plan.join:
         first, *others = plan.join
         return replace(plan, join=[first._replace(pages=[[*first.pages[0][:-1], config.num_pages]]), *others])
     if kind == "chunk":
-        return replace(plan, chunks=[*plan.chunks, Chunk(config.max_running, 1, False)])
+        return replace(plan, chunks=[*plan.chunks, Chunk(config.slots, 1, False)])
     if kind == "end":
         return replace(plan, ends=[*plan.ends, End("nobody", 0, "deadline")])
     if kind == "preempt":

@@ -24,16 +24,17 @@ VOCABULARIES = (2, 9, 50, 50, 50, 1 << 20)
 def draw_config(rng: Random) -> dict[str, Any]:
     """Arguments of a `World`: small limits in every proportion, pools of at most 64 pages."""
     vocab = rng.choice(VOCABULARIES)
-    page_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 16))
-    tokens = rng.choice((1, 12, 40, 80, 80, 160, 400)) * (0.5 + rng.random())
+    page_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 8, 16))
+    tokens = rng.choice((1, 12, 40, 60, 80, 120, 200)) * (0.5 + rng.random())
     return {
         "vocab": vocab,
         "num_pages": max(1, min(64, round(tokens / page_size))),
         "page_size": page_size,
         "max_running": rng.choice((1, 2, 2, 3, 3, 4, 8)),
         "max_batch_tokens": rng.choice((1, 2, 4, 8, 16, 64)),
-        "max_model_len": rng.choice((2, 20, 60, 60, 90, 90, 120)),
+        "max_model_len": rng.choice((2, 20, 20, 60, 60, 60, 90, 90, 90, 120, 120, 120)),
         "max_chunk_tokens": rng.choice((None, None, 1, 3, 8)),
+        "pipeline_depth": rng.choice((0, 0, 1, 2)),
         "policy": rng.choice(sorted(POLICIES)),
         "prefix_cache": rng.random() < 0.8,
         "max_queued_requests": rng.choice((None, None, None, 2)),
@@ -79,7 +80,7 @@ class Rules:
     # Work
 
     def steps(self, world: World) -> Command:
-        return ("steps", {"count": 1 + self._below(24)})
+        return ("steps", {"count": 1 + self._below(48)})
 
     def tick(self, world: World) -> Command:
         return ("tick", {})

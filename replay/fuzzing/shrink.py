@@ -100,7 +100,7 @@ class _Shrinker:
 
 _PLAIN = {
     "prefix_cache": False, "max_chunk_tokens": None, "max_queued_requests": None, "max_queued_tokens": None,
-    "vocab_size": None, "policy": "fcfs",
+    "vocab_size": None, "policy": "fcfs", "pipeline_depth": 0,
 }  # fmt: skip
 
 

@@ -6,7 +6,9 @@ step that nobody started) does nothing, so any part of a list of commands is a l
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from leftfold.events import (
@@ -56,13 +58,19 @@ class World:
         self.audience = Audience()
         self.clients = self.audience.live
         self.ended = self.audience.ended
-        self.flight: ExecutionPlan | None = None
+        self.flights: deque[ExecutionPlan] = deque()
+        self._voided: list[ForwardDone] = []  # results of steps that an earlier one's failure has voided
         self.steps_done = 0
         self.incarnation = 0
         self.closing_at = 0
         self.call: str | None = None
         self.calls = 0
         self._originals: list[tuple[State, str]] = []
+
+    @property
+    def flight(self) -> ExecutionPlan | None:
+        """The oldest step in flight."""
+        return self.flights[0] if self.flights else None
 
     # Folding and hearing
 
@@ -86,7 +94,7 @@ class World:
             if ack.call != self.call:
                 raise Violation("ack", f"{ack} answers no open call (open: {self.call})")
             self.call = None
-        if effects.wake_at != self._due():
+        if (self.audience.hurried or effects.wake_at is not None or self.closing_at) and effects.wake_at != self._due():
             raise Violation("wake-at", f"{effects.wake_at}, but the next deadline is {self._due()}")
         return effects
 
@@ -203,18 +211,19 @@ class World:
         self.t += us
 
     def steps(self, count: int = 1) -> None:
-        """Plan and execute so many steps, fewer if there is nothing to do."""
+        """Plan and execute so many steps, as many at once as may be in flight; fewer if there is nothing to do."""
         for _ in range(count):
+            before = len(self.flights)
             self.tick()
-            if self.flight is None:
+            if not self.flights:
                 return
-            self.done()
+            if len(self.flights) == before or before == self.config.pipeline_depth:
+                self.done()
 
     def tick(self) -> None:
         """Decide, and apply what was decided."""
         self.t += 1
-        due = self._due()
-        if due is not None and due <= self.t:
+        if self.audience.hurried and self.state.gate is not Gate.STOPPED:
             self.audience.expect_deadlines(self.t)
         plan = decide(self.state, self.t)
         if plan is None:
@@ -260,19 +269,19 @@ class World:
             raise Violation("refused", f"a refused plan (wrong {kind}) changed the state")
 
     def _launch(self, plan: ExecutionPlan) -> None:
-        if self.flight is not None:
-            raise Violation("in-flight", f"step {plan.step} was planned while {self.flight.step} is in flight")
-        self.flight = plan
+        if len(self.flights) > self.config.pipeline_depth:
+            raise Violation("in-flight", f"step {plan.step} was planned while {len(self.flights)} are in flight")
+        self.flights.append(plan)
         self.steps_done += 1
         if self.steps_done % self.rigour == 0:
             check_plan(self.state, self.config, self.clients, plan)
 
     def done(self) -> None:
-        """The step in flight ends well."""
-        plan = self.flight
-        if plan is None:
+        """The oldest step in flight ends well; what was voided before it is reported first."""
+        self._report_voided()
+        if not self.flights:
             return
-        self.flight = None
+        plan = self.flights.popleft()
         result = self._execute(plan)
         self._fold(ForwardDone(t=self.t, step=plan.step, tokens=result.tokens, digest=result.digest))
 
@@ -283,11 +292,11 @@ class World:
         return result
 
     def fail(self, retry: bool = True, rows: Sequence[int] = ()) -> None:
-        """The step in flight fails, having written rubbish where its rows write."""
-        plan = self.flight
-        if plan is None:
+        """The oldest step in flight fails, having written rubbish where its rows write, and voids the later ones."""
+        self._report_voided()
+        if not self.flights:
             return
-        self.flight = None
+        plan = self.flights.popleft()
         result = self.device.fail(plan)
         if result.error is None or result.error["text"] != "planted":
             raise Violation("executor", f"step {plan.step}: {result.error}")
@@ -300,13 +309,32 @@ class World:
                 self.audience.must_end(client, FinishReason.ERROR)
         error = {"text": "planted", "retry": retry, "rows": list(rows)}
         self._fold(ForwardDone(t=self.t, step=plan.step, error=error, digest=result.digest))
+        while self.flights:
+            self._void(self.flights.popleft())
+
+    def _void(self, plan: ExecutionPlan) -> None:
+        """The executor applies the deltas of a voided step and computes nothing."""
+        result = self.device.execute(plan)
+        if result.error is None or len(result.tokens) or not result.error["retry"]:
+            raise Violation("executor", f"step {plan.step} came after a failed one and gave {result}")
+        self._voided.append(ForwardDone(t=self.t, step=plan.step, error=result.error, digest=result.digest))
+
+    def _report_voided(self) -> None:
+        if self._voided:
+            voided, self._voided = self._voided, []
+            for event in voided:
+                self._unheard(replace(event, t=self.t))
 
     def spoiled(self, kind: str) -> None:
         """A result that is not of the plan in flight: the executor counts as lost."""
-        plan = self.flight
-        if plan is None:
+        self._report_voided()
+        if not self.flights:
             return
-        self.flight = None
+        plan = self.flights.popleft()
+        if kind == "order" and self.flights:
+            self._execute(plan)
+            plan, kind = self.flights[0], "none"
+        self.flights.clear()
         effects = self._fold(spoil(kind, self.t, plan, self._execute(plan).tokens.tolist()))
         if len(effects.outputs) or self.state.executor_present:
             raise Violation("attested", f"a result with a wrong {kind} was taken")
@@ -314,7 +342,7 @@ class World:
     def stray_done(self, behind: int = 1) -> None:
         """A result arrives of a step that is not in flight: late, twice, or never planned."""
         number = self.state.next_step - 1 - behind
-        if self.flight is None or number != self.flight.step:
+        if all(number != plan.step for plan in self.flights):
             self._unheard(ForwardDone(t=self.t, step=number, tokens=[1], digest="0" * 32))
 
     # The engine around it
@@ -334,16 +362,18 @@ class World:
 
     def lose(self) -> None:
         """The executor is gone, and with it what was in flight."""
-        if self.flight is not None:
-            self._execute(self.flight)
-            self.flight = None
+        self._run_out()
         self._fold(ExecutorLost(t=self.t, error="planted"))
+
+    def _run_out(self) -> None:
+        """What is in flight may still write into memory; nobody hears of it."""
+        self._voided.clear()
+        while self.flights:
+            self._execute(self.flights.popleft())
 
     def start(self, kept: Sequence[str] = (), **changes: Any) -> None:
         """An executor is ready, perhaps one of other limits."""
-        if self.flight is not None:
-            self._execute(self.flight)
-            self.flight = None
+        self._run_out()
         self.incarnation += 1
         raw = {**self.config.as_dict(), **changes}
         config = Config.from_dict(raw)
@@ -368,7 +398,7 @@ class World:
             return
         self.call = f"call {self.calls}"
         self.calls += 1
-        self.closing_at = self.t + deadline if deadline and (self.clients or self.flight) else 0
+        self.closing_at = self.t + deadline if deadline and (self.clients or self.flights) else 0
         self._fold(Shutdown(t=self.t, call=self.call, deadline=deadline))
 
     def copy(self) -> None:
@@ -380,9 +410,15 @@ class World:
         self._originals.append((self.state, digest))
         self.state = twin
 
+    def _settle(self) -> None:
+        """Everything in flight ends well."""
+        while self.flights:
+            self.done()
+        self._report_voided()
+
     def finish(self, replay: bool = True) -> None:
         """Faults stop; everything must end, everything must be given back, and the log must fold to the same."""
-        self.done()
+        self._settle()
         if not self.state.executor_present or self.state.gate is Gate.STOPPED:
             self.start()
         bound = 8 + sum(2 * client.limit for client in self.clients.values()) * (1 + len(self.clients))
@@ -393,6 +429,7 @@ class World:
             if bound < 0:
                 raise Violation("no-progress", f"{list(self.clients)} do not finish")
             self.steps()
+        self._settle()
         check_rest(self.state, self.config)
         if self.call is not None:
             raise Violation("ack", f"{self.call} was never answered")

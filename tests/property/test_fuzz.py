@@ -112,7 +112,7 @@ def test_a_planted_fault_is_found_and_made_small(
         assert tally.found is not None, "300 runs found nothing"
         small = shrink(tally.found, lambda tries: tries < 2000)
         assert small.kind == tally.found.kind
-        assert small.events <= 16 and len(small.commands) <= 10, small
+        assert small.events <= 40 and len(small.commands) <= 6, small
         path = write_test(small, tally.seed, tmp_path)
         namespace = _load(path)
         with pytest.raises(type(small.fault)):

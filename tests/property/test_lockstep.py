@@ -106,7 +106,7 @@ def test_the_pool_is_left_as_the_draft_said(seed: int, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(planner._Planner, "plan", plan)
     watch(monkeypatch, look)
-    runs(seed, 120)
+    runs(seed, 60)
     assert all(compared[name] > 10 for name in ("join", "preempt", "grow", "evict")), compared
 
 

@@ -26,6 +26,7 @@ CONFIGS = st.fixed_dictionaries(
     LIMITS,
     optional={
         "max_chunk_tokens": st.integers(1, 8),
+        "pipeline_depth": st.integers(0, 2),
         "policy": st.sampled_from(sorted(POLICIES)),
         "prefix_cache": st.booleans(),
         "max_queued_requests": st.integers(1, 3),

@@ -48,7 +48,7 @@ def scores(driver: Driver, rid: str) -> list[Score]:
     return said
 
 
-def alone(executor: Executor, want: dict[str, Any] | None, *, chunk: int = 1 << 30, count: int = 5, **params: Any) -> Any:
+def alone(executor: Executor, want: Any, *, chunk: int = 1 << 30, count: int = 5, **params: Any) -> Any:
     executor.reset()
     driver = Driver(executor, PAGES, PAGE, chunk)
     row = driver.add(0, PROMPT, count, SamplingParams(**{"temperature": 0.0, **params}), want)
@@ -147,7 +147,7 @@ def test_values_are_those_of_the_models_scores_before_anything_is_done_to_them(f
         assert [value for _, value in score.top] == pytest.approx(best.values.tolist(), abs=2e-4)
 
 
-def test_equal_alternatives_come_by_id_whatever_their_number(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_alternatives_come_by_id(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     executor = TorchExecutor(folder, num_pages=PAGES, page_size=PAGE, max_model_len=96)
     monkeypatch.setattr(executor.model, "logits", lambda hidden: torch.zeros(len(hidden), VOCAB))
     said, _ = alone(executor, {"logprobs": 20}, count=1)
