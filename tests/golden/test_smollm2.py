@@ -10,9 +10,11 @@ import transformers
 from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
 from leftfold import hub
+from leftfold.events import Control
+from leftfold.executor.memory import resident_bytes
 from leftfold.executor.torch_executor import TorchExecutor
 from leftfold.executor.weights import load
-from tests.plan_stream import Driver, generate
+from tests.plan_stream import Driver, PlanStream, generate
 
 pytestmark = pytest.mark.slow
 
@@ -81,3 +83,25 @@ def test_rows_are_bitwise_equal_alone_and_in_a_batch(executor: TorchExecutor, mo
     driver.run()
     assert row.tokens[90:] == alone
     assert all(torch.equal(one, two) for one, two in zip(seen, expected, strict=True))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
+def test_sleep_gives_the_memory_back_and_wake_the_same_tokens(executor: TorchExecutor) -> None:
+    expected = generate(executor, FRANCE, 8, num_pages=PAGES, page_size=PAGE)
+    executor.reset()
+    stream, weights, kv = PlanStream(), executor.model.nbytes, executor.memory.nbytes
+    assert weights > 500 << 20  # 135 million parameters of 4 bytes
+
+    def call(verb: str) -> int:
+        """Resident bytes after the verb."""
+        ops = (Control(op=1, verb=verb, args={"tags": ["weights", "kv"]}),)
+        ((_, _, error),) = executor.execute(stream.plan(ops=ops)).controls
+        assert error is None
+        return resident_bytes()
+
+    awake = resident_bytes()
+    asleep = call("sleep")
+    assert awake - asleep > 0.95 * weights + 0.9 * kv
+    again = call("wake")
+    assert abs(again - awake) < 0.2 * weights
+    assert generate(executor, FRANCE, 8, num_pages=PAGES, page_size=PAGE) == expected

@@ -93,6 +93,7 @@ def test_kv_comes_back_empty(executor: TorchExecutor) -> None:
     call = Calls(executor)
     assert ask(call.stream, executor).error is None
     assert any(bool(keys.any()) for keys in executor.memory.keys)
+    executor.execute(call.stream.plan(ended=[0]))
     call("sleep", tags=["kv"])
     call("wake", tags=["kv"])
     assert not any(bool(keys.any()) for keys in (*executor.memory.keys, *executor.memory.values))
@@ -140,7 +141,8 @@ def test_new_weights_answer_as_if_they_had_been_there_from_the_start(
     new = tokens(fresh)
     call = Calls(executor)
     before = weakref.ref(executor.model.embedding)
-    assert call("update_weights", source=str(folders["other"]), version="2") == ({"source": str(folders["other"])}, None)
+    other = str(folders["other"])
+    assert call("update_weights", source=other, version="2") == ({"source": other}, None)
     assert before() is None
     assert tokens(executor) == new != old
     call = Calls(executor)
