@@ -164,6 +164,9 @@ async def reconfigure(request: Request) -> Response:
 @control.post("/call", openapi_extra=documented(CallBody))
 async def call(request: Request) -> Response:
     """A verb that the executor knows, in its place among the steps."""
+    if not server_state(request).options.admin_api_key:
+        message = "call: verbs may write files and slow everybody down; to use them, give --admin-api-key"
+        raise ApiError(403, message, kind="permission_error", code="needs_admin_key")
     body = parse_body(CallBody, await read_body(request))
     return await _carry_out(request, Call, body.timeout, verb=body.verb, args=body.args)
 

@@ -12,7 +12,7 @@ import httpx
 import orjson
 import pytest
 
-from leftfold.events import Admit, EventLog, Pause, Resume, Tick
+from leftfold.events import Admit, EventLog, Resume, Tick
 from leftfold.replay.verify import verify
 from tests.e2e.servers import PATIENCE, ServerProcess
 from tests.tiny_folder import write_tokenizer
@@ -91,9 +91,13 @@ class Lab:
         async with asyncio.timeout(PATIENCE):
             return await asyncio.gather(*(stream.task for stream in streams))
 
-    async def alone(self, count: int, max_tokens: int = TOKENS) -> list[str]:
-        """What each stream says when it is alone."""
-        return [(await self.texts([self.stream(index, max_tokens)]))[0] for index in range(count)]
+    async def undisturbed(self, count: int) -> list[str]:
+        """What the streams say when nothing interferes."""
+        return await self.texts([self.stream(index) for index in range(count)])
+
+    async def engine(self) -> Any:
+        """The engine's figures, from its state."""
+        return (await self.get("/server_info"))["engine"]
 
 
 @asynccontextmanager
@@ -131,7 +135,7 @@ def joined_after(folder: Path, kind: type) -> list[str]:
 def test_pause_wait_lets_streams_finish_and_resume_releases_those_who_came_in_order(folder: Path, depth: int) -> None:
     async def scenario() -> None:
         async with lab(folder, pipeline_depth=depth) as toy:
-            alone = await toy.alone(STREAMS + 4)
+            alone = await toy.undisturbed(STREAMS + 4)
             streams = [toy.stream(index) for index in range(STREAMS)]
             await toy.until_running(STREAMS)
             call = asyncio.create_task(toy.control("/pause?mode=wait"))
@@ -166,7 +170,7 @@ def test_pause_wait_lets_streams_finish_and_resume_releases_those_who_came_in_or
 def test_pause_keep_stops_streams_where_they_are_and_resume_goes_on(folder: Path, depth: int) -> None:
     async def scenario() -> None:
         async with lab(folder, pipeline_depth=depth) as toy:
-            alone = await toy.alone(STREAMS)
+            alone = await toy.undisturbed(STREAMS)
             streams = [toy.stream(index) for index in range(STREAMS)]
             await toy.until_heard(streams)
             assert (await toy.control("/pause?mode=keep"))["info"] == {"mode": "keep"}
@@ -187,20 +191,167 @@ def test_pause_keep_stops_streams_where_they_are_and_resume_goes_on(folder: Path
 def test_pause_abort_gives_every_stream_its_end(folder: Path, depth: int) -> None:
     async def scenario() -> None:
         async with lab(folder, pipeline_depth=depth) as toy:
-            alone = await toy.alone(STREAMS)
+            alone = await toy.undisturbed(STREAMS)
             streams = [toy.stream(index) for index in range(STREAMS)]
             await toy.until_heard(streams)
             assert (await toy.control("/pause?mode=abort"))["info"] == {"mode": "abort"}
             texts = await toy.texts(streams)
             assert {stream.end for stream in streams} == {"length"}
             assert all(whole.startswith(text) and text != whole for text, whole in zip(texts, alone, strict=True))
-            assert not (await toy.server_idle())["running"]
+            assert (await toy.engine())["running"] == 0
             await toy.control("/resume")
-            assert await toy.alone(1) == alone[:1]
+            assert await toy.undisturbed(1) == alone[:1]
 
-    Lab.server_idle = lambda toy: _engine(toy)  # type: ignore[attr-defined]
     asyncio.run(scenario())
 
 
-async def _engine(toy: Lab) -> Any:
-    return (await toy.get("/server_info"))["engine"]
+def test_a_resume_supersedes_a_pause_that_still_drains(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder, step="0.02") as toy:
+            streams = [toy.stream(index) for index in range(2)]
+            await toy.until_heard(streams)
+            slow = await toy.control("/pause?mode=wait&timeout=0.001", status=504)
+            assert slow["error"]["code"] == "still_pending"
+            call = asyncio.create_task(toy.control("/pause?mode=wait", status=409))
+
+            async def called() -> bool:
+                log = b"".join(file.read_bytes() for file in (folder / "log").glob("*.jsonl"))
+                return log.count(b'"type":"pause"') == 2
+
+            await toy.until(called)
+            assert (await toy.control("/resume"))["ok"]
+            assert "superseded" in (await call)["error"]["message"]
+            await toy.texts(streams)
+
+    asyncio.run(scenario())
+
+
+def test_sleep_holds_back_what_comes_and_wake_gives_the_same_text(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder) as toy:
+            text = (await toy.undisturbed(1))[0]
+            running = toy.stream(0)
+            await toy.until_heard([running])
+            assert (await toy.control("/sleep?level=2"))["ok"]
+            assert await toy.get("/is_sleeping") == {"is_sleeping": True, "asleep": ["weights", "kv"]}
+            late = toy.stream(0)
+            await toy.until_running(0, 2)
+            gauges = await toy.gauges()
+            assert gauges['leftfold:engine_asleep{part="weights"}'] == gauges['leftfold:engine_asleep{part="kv"}'] == 1
+            assert gauges['leftfold:num_requests_waiting_by_reason{reason="asleep"}'] == 2
+            early = await toy.control("/wake_up?tags=kv", status=409)
+            assert "wake them first" in early["error"]["message"]
+            assert "wake first" in (await toy.control("/resume", status=409))["error"]["message"]
+            assert (await toy.control("/wake_up"))["ok"]
+            assert await toy.texts([running, late]) == [text, text]
+            assert not (await toy.get("/is_sleeping"))["is_sleeping"]
+
+    asyncio.run(scenario())
+
+
+def test_c60_after_an_abort_and_a_sleep_a_request_waits_with_its_deadline(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder) as toy:
+            await toy.control("/pause?mode=abort")
+            await toy.control("/sleep?level=1")
+            body = {"prompt": "late", "max_tokens": 3, "timeout": 0.2}
+            answer = await toy.client.post("/v1/completions", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+            waiting = toy.stream(1, max_tokens=3)
+            await toy.until_running(0, 1)
+            await toy.control("/wake_up")
+            await toy.control("/resume")
+            assert len((await toy.texts([waiting]))[0]) == 3
+
+    asyncio.run(scenario())
+
+
+def test_c60_told_to_refuse_the_server_says_when_to_come_back(folder: Path) -> None:
+    async def refused(toy: Lab, state: str) -> None:
+        for answer in (await toy.client.post("/v1/completions", json={"prompt": "a"}), await toy.client.get("/ready")):
+            assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+            assert answer.headers["x-leftfold-state"] == state
+
+    async def scenario() -> None:
+        async with lab(folder, sleep_policy="refuse") as toy:
+            await toy.control("/pause?mode=abort")
+            await refused(toy, "paused")
+            await toy.control("/sleep")
+            await refused(toy, "asleep")
+            await toy.control("/wake_up")
+            await refused(toy, "paused")
+            await toy.control("/resume")
+            assert await toy.texts([toy.stream(0, 3)])
+            assert (await toy.gauges())['leftfold:admission_rejections_total{reason="paused"}'] == 2
+
+    asyncio.run(scenario())
+
+
+def test_other_weights_give_other_text_and_name_themselves(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder) as toy:
+            first = toy.stream(0)
+            text = (await toy.texts([first]))[0]
+            assert first.version == ""
+            body = {"source": "somewhere", "version": "step-100"}
+            assert (await toy.control("/update_weights", json=body))["ok"]
+            second = toy.stream(0)
+            assert (await toy.texts([second]))[0] != text
+            assert second.version == "step-100"
+            whole = await toy.client.post("/v1/completions", json={"prompt": "x", "max_tokens": 2})
+            assert whole.json()["system_fingerprint"] == "step-100"
+
+    asyncio.run(scenario())
+
+
+def test_answers_are_aborted_by_the_ids_that_clients_see(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder) as toy:
+            alone = await toy.undisturbed(3)
+            streams = [toy.stream(index) for index in range(3)]
+            await toy.until_heard(streams)
+            body = {"request_ids": [streams[1].id, "chatcmpl-unknown"]}
+            done = await toy.control("/abort_requests", json=body)
+            assert done["info"] == {"aborted": [streams[1].id], "unknown": ["chatcmpl-unknown"]}
+            text = (await toy.texts(streams[1:2]))[0]
+            assert alone[1].startswith(text) and text != alone[1]
+            done = await toy.control("/abort_requests", json={"request_ids": []})
+            assert sorted(done["info"]["aborted"]) == sorted([streams[0].id, streams[2].id])
+            assert (await toy.engine())["live"] == 0
+            assert all(whole.startswith(text) for text, whole in zip(await toy.texts(streams), alone, strict=True))
+
+    asyncio.run(scenario())
+
+
+def test_limits_change_while_streams_run_and_the_cache_is_forgotten(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder) as toy:
+            alone = await toy.undisturbed(4)
+            streams = [toy.stream(index) for index in range(4)]
+            await toy.until_heard(streams)
+            assert (await toy.control("/reconfigure", json={"set": {"max_running": 2}}))["ok"]
+            assert (await toy.get("/server_info"))["config"]["max_running"] == 2
+            await toy.until_running(2, 2)
+            wrong = await toy.control("/reconfigure", status=409, json={"set": {"max_running": 9, "page_size": 8}})
+            assert "page_size cannot be changed" in wrong["error"]["message"]
+            assert await toy.texts(streams) == alone
+            hits = (await toy.engine())["prefix_hits"]
+            assert (await toy.control("/flush_cache"))["ok"]
+            await toy.texts([toy.stream(0)])
+            assert (await toy.engine())["prefix_hits"] == hits
+
+    asyncio.run(scenario())
+
+
+def test_a_paused_engine_is_paused_after_a_restart(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder) as toy:
+            await toy.control("/pause?mode=keep")
+        async with lab(folder) as toy:
+            assert (await toy.get("/is_paused"))["is_paused"]
+            stream = toy.stream(0, 3)
+            await toy.until_running(0, 1)
+            await toy.control("/resume")
+            assert len((await toy.texts([stream]))[0]) == 3
+
+    asyncio.run(scenario())

@@ -12,16 +12,18 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from leftfold.events import Abort, Admit
+from leftfold.events import Abort, Admit, FlushCache, Pause, Resume
 from leftfold.server.client import EngineClient, EngineGone, Group
 from leftfold.server.throughput import line
 from leftfold.server.wire import (
+    Answered,
     Failed,
     Output,
     Outputs,
     Ready,
     Stats,
     StatsRequest,
+    Status,
     Stop,
     Submit,
     from_frames,
@@ -147,15 +149,71 @@ def test_statistics_answer_their_own_call(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
+def test_control_calls_are_answered_by_their_own_answers(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        first = asyncio.create_task(client.control(Pause, mode="wait"))
+        second = asyncio.create_task(client.control(Resume))
+        events = [(await peer.heard()).event, (await peer.heard()).event]
+        pause, resume = sorted(events, key=lambda event: type(event).__name__)
+        assert isinstance(pause, Pause) and isinstance(resume, Resume) and pause.mode == "wait"
+        assert pause.call and resume.call and pause.call != resume.call
+        await peer.say(Status("draining", []))
+        await peer.say(Answered("of somebody else", True))
+        await peer.say(Answered(resume.call, True, None))
+        await peer.say(Answered(pause.call, False, "superseded by a resume"))
+        assert (await first).info == "superseded by a resume" and not (await first).ok
+        assert (await second).ok
+        assert client.status == Status("draining", [])
+
+    run(tmp_path, scenario)
+
+
+def test_who_stops_waiting_takes_no_control_call_back(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        task = asyncio.create_task(client.control(Pause, mode="wait"))
+        call = (await peer.heard()).event.call
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        with pytest.raises(TimeoutError):
+            await client.control(Resume, patience=0.01)
+        assert isinstance((await peer.heard()).event, Resume)  # and nothing in between
+        await peer.say(Answered(call, True))
+        other = asyncio.create_task(client.control(FlushCache))
+        await peer.say(Answered((await peer.heard()).event.call, True))
+        assert (await other).ok
+
+    run(tmp_path, scenario)
+
+
+def test_a_group_knows_its_end_before_anybody_reads_it(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        group = client.admit([{"prompt": [1]}, {"prompt": [2]}])
+        a, b = [(await peer.heard()).event.rid for _ in range(2)]
+        ended = asyncio.create_task(group.ended())
+        group.abort("abort_requests")
+        assert [(await peer.heard()).event.rid for _ in range(2)] == [a, b]
+        await peer.say(Outputs([row(a, 1, "abort")]))
+        await peer.say(Outputs([row(b, 1), row(b, 2, "length")]))
+        await ended
+        assert [(i, o.finish_reason) for i, o in await take(group, 9)] == [(0, "abort"), (1, None), (1, "length")]
+
+    run(tmp_path, scenario)
+
+
 def test_everybody_who_waits_hears_that_the_engine_is_gone(tmp_path: Path) -> None:
     async def scenario(client: EngineClient, peer: Peer) -> None:
         group = client.admit([{"prompt": [1]}])
-        waiting = [asyncio.create_task(take(group, 1)), asyncio.create_task(client.stats())]
+        calls = (client.stats(), client.control(Resume))
+        waiting = [asyncio.create_task(take(group, 1)), *(asyncio.create_task(call) for call in calls)]
+        await peer.heard()
         await peer.heard()
         client.gone("it fell")
         for task in waiting:
             with pytest.raises(EngineGone, match="it fell"):
                 await task
+        await group.ended()
+        with pytest.raises(EngineGone):
+            await client.control(Resume)
         with pytest.raises(EngineGone):
             client.admit([{"prompt": [1]}])
         with pytest.raises(EngineGone):
