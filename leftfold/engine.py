@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from leftfold.attaching import Attaching, Delivery, delivery
 from leftfold.errors import ConfigurationError, EngineError, EngineFault
-from leftfold.events import ControlDone, Event, ExecutorLost, ForwardDone, LogError, Started, Tick
-from leftfold.executor.base import Executor, Result
-from leftfold.fsm import LAWS, Config, Effects, Gate, decide
+from leftfold.events import Admit, ControlDone, Event, ExecutorLost, ForwardDone, LogError, Started, Tick
+from leftfold.executor.base import Attachment, Executor, Result
+from leftfold.fsm import LAWS, Config, Gate, decide
 from leftfold.refuse import refusal
 from leftfold.replay.errors import ReducerFault, ReplayError
 from leftfold.replay.fold import Fold
@@ -34,7 +35,7 @@ class Engine:
     """Takes messages from its inbox, logs and folds them, and keeps the executor busy.
 
     `start` folds what the log holds and logs a `Started`; `run` loops in the calling thread until `stop` (or until
-    a `Shutdown` is through); `submit`, `stop` and `stats` may be called from any thread. `on_effects(effects)` is
+    a `Shutdown` is through); `submit`, `stop` and `stats` may be called from any thread. `on_effects(delivery)` is
     called in the engine's thread after each event, once the log is flushed. `clock`: wall nanoseconds.
     """
 
@@ -45,7 +46,7 @@ class Engine:
         executor: Executor,
         config: Config,
         model: str,
-        on_effects: Callable[[Effects], None] | None = None,
+        on_effects: Callable[[Delivery], None] | None = None,
         code: str = "",
         clock: Callable[[], int] = time.time_ns,
         backoff: float = 0.2,
@@ -62,7 +63,9 @@ class Engine:
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._worker = Worker(executor, self._inbox.put, backoff)
         self._lock = threading.Lock()
-        self._pending: list[Effects] = []
+        self._pending: list[Delivery] = []
+        self._attaching = Attaching()
+        self._launched = 0
         self._wall = 0
         self._wake_at: int | None = None
         self._losses = 0
@@ -197,7 +200,7 @@ class Engine:
             case _ if message is _STOP:
                 self._stopping = True
             case _ if self.fault:
-                self._pending.append(refusal(message, "failed", self.fault))
+                self._pending.append(delivery(refusal(message, "failed", self.fault)))
             case _:
                 self._submitted(message)
 
@@ -206,7 +209,10 @@ class Engine:
             self._record(replace(event, t=self._now()))
         except (TypeError, ValueError) as error:  # a value that no record can hold; nothing was written
             logger.warning("%s refused: %s", type(event).__name__, error)
-            self._pending.append(refusal(event, "invalid", f"cannot be logged: {error}"))
+            self._pending.append(delivery(refusal(event, "invalid", f"cannot be logged: {error}")))
+            return
+        if isinstance(event, Admit) and event.want and self.state is not None:
+            self._attaching.open(event, self.state.live, self._launched)
 
     def _done(self, result: Result) -> None:
         self._failures = self._failures + 1 if result.error is not None else 0
@@ -215,7 +221,7 @@ class Engine:
             error = {**error, "retry": False}
         for op, info, fault in result.controls:
             self._record(ControlDone(t=self._now(), op=op, info=info, error=fault))
-        self._forward_done(result.step, result.tokens, result.digest, error)
+        self._forward_done(result.step, result.tokens, result.digest, error, result.attachments)
         if self.state.executor_present:
             self._losses = 0
             return
@@ -225,8 +231,10 @@ class Engine:
         logger.error("the result of step %d is not that of its plan: the executor begins anew", result.step)
         self._worker.reset(self._incarnation)
 
-    def _forward_done(self, step: int, tokens: Any, digest: str | None, error: Any) -> None:
-        self._record(ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error))
+    def _forward_done(
+        self, step: int, tokens: Any, digest: str | None, error: Any, attachments: Sequence[Attachment] = ()
+    ) -> None:
+        self._record(ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error), attachments)
 
     def _executor_lost(self, lost: Lost) -> None:
         if lost.incarnation != self._incarnation:
@@ -269,19 +277,29 @@ class Engine:
             return False
         effects = self._record(Tick(t=now, plan=plan))
         if effects.plan is not None:
+            self._launched = effects.plan.step
             self._worker.execute(self._incarnation, effects.plan)
         return True
 
-    def _record(self, event: Event) -> Effects:
-        """Log, then fold. TypeError or ValueError: the event cannot be written, and nothing happened."""
+    def _record(self, event: Event, attachments: Sequence[Attachment] = ()) -> Delivery:
+        """Log, then fold. TypeError or ValueError: the event cannot be written, and nothing happened.
+
+        `attachments`: beside the result that a `ForwardDone` tells of.
+        """
         try:
             seq = self.log.append(event)
         except (OSError, LogError) as error:
             raise EngineError(f"the log cannot be written: {error}") from error
         effects = self._fold.take(seq, event)
         self._wake_at = effects.wake_at
-        self._pending.append(effects)
-        return effects
+        joined: Sequence[Attachment] = ()
+        if self._attaching:
+            if attachments and isinstance(event, ForwardDone) and self.state.executor_present:
+                self._attaching.take(event.step, attachments)
+            joined = self._attaching.join(effects.outputs)
+        told = delivery(effects, joined)
+        self._pending.append(told)
+        return told
 
     def _emit(self) -> None:
         """What the events led to leaves the engine, once they are on their way to the disk."""

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from leftfold.attaching import Delivery, by_choice
 from leftfold.engine import Engine
 from leftfold.events import Admit, EventLog, ExecutionPlan, SamplingParams
+from leftfold.executor.base import Score
 from leftfold.executor.oracle import OracleExecutor, expected_tokens
-from leftfold.fsm import Config, Effects, Output
+from leftfold.fsm import Config, Output
 
 CONFIG = Config(num_pages=32, page_size=4, max_running=4, max_batch_tokens=16, max_model_len=64, vocab_size=1000)
 
@@ -54,15 +56,19 @@ class Listener:
         self.engine: Engine | None = None
         self.outputs: list[Output] = []
         self.acks: list[Any] = []
+        self.scores: dict[str, list[Score]] = {}
 
-    def __call__(self, effects: Effects) -> None:
+    def __call__(self, effects: Delivery) -> None:
         self.acks += effects.acks
+        beside = by_choice(effects.attachments)
         for output in effects.outputs:
+            self.scores.setdefault(output.rid, []).extend(beside.pop((output.rid, output.epoch, output.choice), ()))
             self.outputs.append(output)
             self.left -= output.finish_reason is not None
             if self.left == 0 or (self.until is not None and self.until(output)):
                 assert self.engine is not None
                 self.engine.stop()
+        assert not beside, "an attachment came without its output"
 
     def tokens(self, rid: str) -> list[int]:
         return [int(token) for output in self.outputs if output.rid == rid for token in output.tokens]
