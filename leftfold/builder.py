@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import leftfold
+from leftfold.attaching import Delivery
 from leftfold.engine import Engine
 from leftfold.errors import ConfigurationError
 from leftfold.events import EventLog, LogError, LogLocked, TornTail
@@ -20,7 +21,7 @@ from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ExecutorError
 from leftfold.executor.torch_executor import DTYPES, TorchExecutor
 from leftfold.executor.weights import load
-from leftfold.fsm import Config, ConfigError, Effects
+from leftfold.fsm import Config, ConfigError
 from leftfold.hub import resolve
 from leftfold.keeping import CommittedLog, NoLog
 from leftfold.kernels.registry import KernelError
@@ -47,7 +48,7 @@ class Machine:
     free: int
 
 
-def build_engine(options: Any, on_effects: Callable[[Effects], None] | None = None) -> Engine:
+def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = None) -> Engine:
     """An engine that is not started yet. `options`: `EngineOptions`, or any object with options by those names.
 
     Raises HubError (no such model), ConfigurationError (options that cannot be met, a model that cannot be read, a

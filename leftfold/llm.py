@@ -11,18 +11,22 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
-from leftfold.answer import Answer, Completion, Usage
+from leftfold.answer import Answer, Beside, Completion, TokenLogprob, Usage
+from leftfold.attaching import Delivery, by_choice
 from leftfold.builder import build_engine
 from leftfold.engine import Engine
 from leftfold.errors import EngineError
 from leftfold.events import Abort, Admit, SamplingParams
-from leftfold.fsm import Effects, Output
+from leftfold.executor.base import Score
+from leftfold.fsm import Output
 from leftfold.hub import resolve
 from leftfold.options import EngineOptions
 from leftfold.text import load_tokenizer
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
+Inbox = SimpleQueue[tuple[str, Output | None, Sequence[Score]]]
+"""Outputs by request, with what came beside each; None: nothing more will come."""
 
 
 class LLM:
@@ -38,7 +42,7 @@ class LLM:
         chosen = EngineOptions(model=model, **options)
         self.tokenizer = load_tokenizer(resolve(model).path)
         self.engine: Engine = build_engine(chosen, self._deliver)
-        self._inboxes: dict[str, SimpleQueue[tuple[str, Output | None]]] = {}
+        self._inboxes: dict[str, Inbox] = {}
         self._failure = ""
         self.engine.start()
         self._thread = threading.Thread(target=self._run, name="leftfold-engine", daemon=True)
@@ -52,16 +56,20 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
         """Continue each prompt (a text or token ids); one completion per prompt and choice, in order.
 
-        `params`: one for all, or one per prompt. `stop`: strings that end an answer. Raises ValueError for a
-        prompt that is empty.
+        `params`: one for all, or one per prompt. `stop`: strings that end an answer. `logprobs`: how many alternatives
+        (0 to 20) to give beside every token with its log-probability; `prompt_logprobs`: the same for the prompt, which
+        is then computed in full, whatever the prefix cache holds.
         """
         each = _as_prompts(prompts)
         ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]
-        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), use_tqdm)
+        beside = Beside(logprobs, prompt_logprobs)
+        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), beside, use_tqdm)
 
     def chat(
         self,
@@ -69,12 +77,15 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         stop: str | Sequence[str] = (),
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
         """Answer one conversation, or each of several; messages as in the HTTP API. Raises TemplateError."""
         each: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
         ids = [self.tokenizer.encode_chat(conversation) for conversation in each]
-        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), use_tqdm)
+        beside = Beside(logprobs, prompt_logprobs)
+        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), beside, use_tqdm)
 
     def stream(
         self,
@@ -82,6 +93,8 @@ class LLM:
         params: SamplingParams | None = None,
         *,
         stop: str | Sequence[str] = (),
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
     ) -> Iterator[str | Completion]:
         """One answer as it comes: pieces of text, then the `Completion`. Closing the iterator aborts it."""
         if isinstance(prompt, str):
@@ -90,7 +103,8 @@ class LLM:
             ids = self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
         else:
             ids = list(prompt)  # type: ignore[arg-type]
-        with self._admitted([ids], [params or SamplingParams()], _as_stops(stop)) as (answers, inbox):
+        beside = Beside(logprobs, prompt_logprobs)
+        with self._admitted([ids], [params or SamplingParams()], _as_stops(stop), beside) as (answers, inbox):
             (answer,) = answers.values()
             while answer.result is None:
                 if text := self._next(answers, inbox)[1]:
@@ -98,11 +112,16 @@ class LLM:
             yield answer.result
 
     def _answers(
-        self, prompts: list[list[int]], params: list[SamplingParams], stops: Sequence[str], use_tqdm: bool
+        self,
+        prompts: list[list[int]],
+        params: list[SamplingParams],
+        stops: Sequence[str],
+        beside: Beside,
+        use_tqdm: bool,
     ) -> list[Completion]:
         from tqdm import tqdm
 
-        with self._admitted(prompts, params, stops) as (answers, inbox):
+        with self._admitted(prompts, params, stops, beside) as (answers, inbox):
             left = len(answers)
             with tqdm(total=left, desc="Generating", unit="answer", disable=not use_tqdm) as bar:
                 while left:
@@ -114,19 +133,20 @@ class LLM:
 
     @contextmanager
     def _admitted(
-        self, prompts: list[list[int]], params: list[SamplingParams], stops: Sequence[str]
-    ) -> Iterator[tuple[dict[str, Answer], SimpleQueue[tuple[str, Output | None]]]]:
+        self, prompts: list[list[int]], params: list[SamplingParams], stops: Sequence[str], beside: Beside
+    ) -> Iterator[tuple[dict[str, Answer], Inbox]]:
         """Put requests into the engine; what has not ended when the block is left is aborted."""
-        inbox: SimpleQueue[tuple[str, Output | None]] = SimpleQueue()
+        inbox: Inbox = SimpleQueue()
         answers: dict[str, Answer] = {}
         batch, taken = secrets.token_hex(6), True
         try:
             for index, (prompt, wanted) in enumerate(zip(prompts, params, strict=True)):
                 for choice in range(wanted.n):
                     rid = f"{batch}-{index}-{choice}"
-                    answers[rid] = Answer(rid, prompt, self.tokenizer, stops)
+                    chosen = self._resolved(wanted, choice)
+                    answers[rid] = Answer(rid, prompt, chosen, self.tokenizer, stops, beside)
                     self._inboxes[rid] = inbox
-                    taken = self.engine.submit(Admit, rid=rid, prompt=prompt, params=self._resolved(wanted, choice))
+                    taken = self.engine.submit(Admit, rid=rid, prompt=prompt, params=chosen, want=beside.want)
             if not taken or self._failure:
                 raise EngineError(self._failure or "the engine has stopped")
             yield answers, inbox
@@ -136,18 +156,16 @@ class LLM:
                 if answer.result is None:
                     self.engine.submit(Abort, rid=rid, reason="the caller went away")
 
-    def _next(
-        self, answers: dict[str, Answer], inbox: SimpleQueue[tuple[str, Output | None]]
-    ) -> tuple[Answer, str]:
+    def _next(self, answers: dict[str, Answer], inbox: Inbox) -> tuple[Answer, str]:
         """Wait for one output; the answer it belongs to and the text that became final. Raises EngineError."""
         while True:
-            rid, output = inbox.get()
+            rid, output, scores = inbox.get()
             if output is None:
                 raise EngineError(self._failure)
             answer = answers[rid]
             if answer.result is not None:
                 continue
-            text = answer.take(output)
+            text = answer.take(output, scores)
             if answer.stopped and output.finish_reason is None:
                 self.engine.submit(Abort, rid=rid, reason="stop_string", keep=len(answer.token_ids))
             if text or answer.result is not None:
@@ -169,12 +187,13 @@ class LLM:
         except Exception as error:  # whoever waits must hear of it, whatever it is
             self._failure = str(error)
         for inbox in list(self._inboxes.values()):
-            inbox.put(("", None))
+            inbox.put(("", None, ()))
 
-    def _deliver(self, effects: Effects) -> None:
+    def _deliver(self, effects: Delivery) -> None:
+        beside = by_choice(effects.attachments)
         for output in effects.outputs:
             if (inbox := self._inboxes.get(output.rid)) is not None:
-                inbox.put((output.rid, output))
+                inbox.put((output.rid, output, beside.pop((output.rid, output.epoch, output.choice), ())))
 
     # The end
 
@@ -210,4 +229,4 @@ def _as_stops(stop: str | Sequence[str]) -> list[str]:
     return [stop] if isinstance(stop, str) else list(stop)
 
 
-__all__ = ["LLM", "Completion", "Usage"]
+__all__ = ["LLM", "Completion", "TokenLogprob", "Usage"]

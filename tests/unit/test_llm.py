@@ -117,6 +117,54 @@ def test_a_stream_is_the_whole_answer_in_pieces(llm: LLM) -> None:
     assert "".join(str(piece) for piece in pieces) == answer.text == whole.text
 
 
+def test_scores_stand_beside_every_token_and_change_none(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    plain = llm.generate("score me", params, use_tqdm=False)[0]
+    assert plain.logprobs is None and plain.prompt_logprobs is None
+    for asked in ({"logprobs": 2}, {"prompt_logprobs": 3}, {"logprobs": 0, "prompt_logprobs": 1}):
+        answer = llm.generate("score me", params, use_tqdm=False, **asked)[0]
+        assert (answer.token_ids, answer.text) == (plain.token_ids, plain.text)
+        if "logprobs" in asked:
+            assert answer.logprobs is not None
+            assert [entry.token_id for entry in answer.logprobs] == list(answer.token_ids)
+            assert all(len(entry.top) == asked["logprobs"] for entry in answer.logprobs)
+            assert all(entry.top[0] == entry[:2] for entry in answer.logprobs if entry.top)  # greedy: the likeliest
+        if "prompt_logprobs" in asked:
+            assert answer.prompt_logprobs is not None
+            assert [e and e.token_id for e in answer.prompt_logprobs] == [None, *answer.prompt_token_ids[1:]]
+            assert all(len(entry.top) == asked["prompt_logprobs"] for entry in answer.prompt_logprobs[1:] if entry)
+    assert "logprobs" not in asked or idle(llm)
+
+
+def test_scores_of_a_prompt_are_those_of_the_same_tokens_drawn(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    first = llm.generate("twice", params, logprobs=5, use_tqdm=False)[0]
+    longer = [*first.prompt_token_ids, *first.token_ids]
+    again = llm.generate([longer], params, prompt_logprobs=5, use_tqdm=False)[0]
+    assert again.prompt_logprobs is not None
+    assert again.prompt_logprobs[len(first.prompt_token_ids) :] == first.logprobs
+
+
+def test_scores_end_with_the_answer(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
+    whole = llm.generate("stop here", params, use_tqdm=False)[0]
+    stopped = llm.generate("stop here", params, stop=whole.text[5:7], logprobs=1, use_tqdm=False)[0]
+    *_, streamed = llm.stream("stop here", params, stop=whole.text[5:7], logprobs=1)
+    assert stopped.logprobs is not None and len(stopped.logprobs) == len(stopped.token_ids) < 60
+    assert streamed == stopped
+    wrong = llm.generate("a", params, logprobs=21, use_tqdm=False)[0]
+    assert wrong.error == "logprobs is 21, it must be 0 to 20" and wrong.logprobs == ()
+
+
+def test_a_stop_token_ends_the_text_before_it_and_is_among_the_ids(llm: LLM) -> None:
+    free = llm.generate("abc", SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True), use_tqdm=False)[0]
+    stop = free.token_ids[3]
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, stop_token_ids=[stop])
+    answer = llm.generate("abc", params, use_tqdm=False)[0]
+    assert answer.token_ids[-1] == stop and answer.finish_reason == "stop"
+    assert answer.text == llm.tokenizer.decode(answer.token_ids[:-1])
+
+
 def test_leaving_a_stream_aborts_its_request(llm: LLM) -> None:
     stream = llm.stream("go on", SamplingParams(max_tokens=200, seed=1, ignore_eos=True))
     next(stream)
