@@ -31,6 +31,7 @@ from leftfold.text import TextError, load_tokenizer
 T = TypeVar("T")
 _ENGINE_STOP_SECONDS = 2.2  # then it is killed: a stop takes less than five seconds in all
 _ANSWER_SECONDS = 0.5
+_CLOSE_SECONDS = 0.2
 
 
 class _Refused(Exception):
@@ -174,6 +175,8 @@ class Supervisor:
         self._http.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await http
+        with contextlib.suppress(TimeoutError):  # those who were cut off abort their requests, before the engine stops
+            await asyncio.wait_for(self._state.idle.wait(), _CLOSE_SECONDS)
         if self._process is not None:
             await self._stop_engine(self._process)
         if self._client is not None:

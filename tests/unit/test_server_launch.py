@@ -14,7 +14,7 @@ from leftfold.server.options import ServeOptions
 
 def test_a_stop_takes_less_than_five_seconds_by_default() -> None:
     answers, engine = supervisor._ANSWER_SECONDS, supervisor._ENGINE_STOP_SECONDS
-    assert ServeOptions().shutdown_timeout + answers + engine < 5
+    assert ServeOptions().shutdown_timeout + answers + supervisor._CLOSE_SECONDS + engine < 5
 
 
 def test_options_travel_as_data() -> None:
