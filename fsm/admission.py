@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from leftfold.events.codec import params_json
+from leftfold.events.digest import canonical
 from leftfold.events.plan import TokenArray
 from leftfold.events.types import Admit, SamplingParams
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
@@ -18,6 +20,8 @@ from leftfold.fsm.prefix import namespace
 from leftfold.fsm.request import Request
 from leftfold.fsm.seating import enqueue
 from leftfold.fsm.state import State
+
+MAX_INT = (1 << 62) - 1
 
 MAX_CHOICES = 128
 """The most choices of one request."""
@@ -35,13 +39,12 @@ class Refusal(Exception):
         self.text = text
 
 
-def choices(state: State, rid: str, epoch: int) -> list[Request]:
-    """The live choices of one request, in order. Its parameters are looked up where any choice is live."""
-    newest = state.requests.get(rid)
-    if newest is not None and newest.epoch == epoch:
-        keys = [(rid, epoch, choice) for choice in range(newest.params.n)]
-        return [state.live[key] for key in keys if key in state.live]
-    return [request for request in state.live.values() if request.rid == rid and request.epoch == epoch]
+def choices(state: State, rid: str, epoch: int | None) -> list[Request]:
+    """The live choices of one request, in order; of its latest live epoch when `epoch` is None."""
+    live = state.by_rid.get(rid, [])
+    if epoch is None and live:
+        epoch = max([request.epoch for request in live])
+    return [request for request in live if request.epoch == epoch]
 
 
 def admit(state: State, event: Admit, outputs: Outputs) -> None:
@@ -50,13 +53,14 @@ def admit(state: State, event: Admit, outputs: Outputs) -> None:
     With n > 1 every choice is a request of its own; all but the first wait until the first has computed the prompt, and
     find its pages in the prefix cache.
     """
-    if event.rid in state.requests and choices(state, event.rid, event.epoch):
+    if choices(state, event.rid, event.epoch):
         state.count("ignored")
         return
     try:
         _check_gate(state)
         tokens = _tokens(event.prompt, state.config.vocab_size)
         _check(state, event, len(tokens))
+        _check_writable(event)
         _check_queue(state, event.params.n, len(tokens))
     except Refusal as refusal:
         _refuse(state, event, refusal, outputs)
@@ -70,6 +74,7 @@ def admit(state: State, event: Admit, outputs: Outputs) -> None:
 def _take(state: State, event: Admit, tokens: TokenArray, choice: int) -> Request:
     request = _request(state, event, tokens, choice)
     state.live[request.key] = request
+    state.by_rid.setdefault(request.rid, []).append(request)
     advance(request, Trigger.ADMIT)
     state.tenants.admitted(request.tenant)
     enqueue(state, request)
@@ -91,8 +96,8 @@ def _request(state: State, event: Admit, tokens: TokenArray, choice: int) -> Req
     request.queue_deadline_at = event.t + event.queue_deadline if event.queue_deadline else 0
     request.want = event.want or None
     whole = event.want is not None and event.want.get("logprobs_from") is not None  # every position is computed
-    request.reads_cache = state.config.prefix_cache and event.cache != "off" and not whole
-    request.publishes = state.config.prefix_cache and event.cache == "use"
+    request.wishes = (event.cache != "off" and not whole, event.cache == "use")
+    request.use_cache(state.config.prefix_cache)
     request.salt = salt = event.cache_salt
     request.root = namespace(generation=state.generation, salt=salt) if salt else state.root
     return request
@@ -110,7 +115,8 @@ def _refuse(state: State, event: Admit, refusal: Refusal, outputs: Outputs) -> N
         known = request.prompt_len
         outputs.parts.append(closing_output(request, known, FinishReason.ERROR, error, version=state.version))
         advance(request, Trigger.REFUSE)
-        state.requests[event.rid] = request
+        if event.rid not in state.by_rid:  # what lives is not hidden by what was refused
+            state.requests[event.rid] = request
         forget(state, request)
     state.next_arrival += 1
     state.count("refused")
@@ -155,7 +161,7 @@ def _tokens(prompt: Any, vocab_size: int | None) -> TokenArray:
 
 
 def _is_count(value: object, least: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    return type(value) is int and least <= value <= MAX_INT
 
 
 def _check(state: State, event: Admit, prompt: int) -> None:
@@ -170,7 +176,7 @@ def _check(state: State, event: Admit, prompt: int) -> None:
         raise Refusal("invalid", f"n is {params.n!r}, it must be 1 to {MAX_CHOICES}")
     if not _is_count(params.min_tokens, 0):
         raise Refusal("invalid", f"min_tokens is {params.min_tokens!r}, it must be at least 0")
-    if not isinstance(params.stop_token_ids, (Sequence, Set)):
+    if not isinstance(params.stop_token_ids, (list, tuple)):
         raise Refusal("invalid", f"stop_token_ids is {params.stop_token_ids!r}, it must be a list of token ids")
     for token in params.stop_token_ids:
         if not _is_count(token, 0) or token > MAX_TOKEN:
@@ -178,12 +184,21 @@ def _check(state: State, event: Admit, prompt: int) -> None:
     for name in ("deadline", "queue_deadline"):
         if not _is_count(getattr(event, name), 0):
             raise Refusal("invalid", f"{name} is {getattr(event, name)!r}, it must be a duration in µs")
-    if not isinstance(event.priority, int):
-        raise Refusal("invalid", f"priority is {event.priority!r}, it must be an integer")
+    if type(event.priority) is not int or abs(event.priority) > MAX_INT:
+        raise Refusal("invalid", f"priority is {event.priority!r}, it must be a 64-bit integer")
     if event.cache not in ("use", "read", "off"):
         raise Refusal("invalid", f"cache is {event.cache!r}, it must be use, read or off")
     _check_want(event)
     _check_supported(event)
+
+
+def _check_writable(event: Admit) -> None:
+    """What no record can hold would fail later, in a digest."""
+    try:
+        canonical([event.rid, event.epoch, event.tenant, event.cache_salt, event.want])
+        params_json(event.params)
+    except TypeError as error:
+        raise Refusal("invalid", f"the request cannot be written down: {error}") from None
 
 
 def _check_want(event: Admit) -> None:

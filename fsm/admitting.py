@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from leftfold.events.plan import Join, TokenArray
+from leftfold.events.plan import Join
 from leftfold.fsm.draft import Draft
 from leftfold.fsm.gate import may_join
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import demand
 from leftfold.fsm.policy import LOOKS_AT, MAX_OVERTAKEN, fcfs
-from leftfold.fsm.prefix import extend_keys
+from leftfold.fsm.prefix import extend_keys, matching
 from leftfold.fsm.request import Request
 from leftfold.fsm.sketch import Sketch
 
@@ -90,13 +90,19 @@ def need(sketch: Sketch, request: Request, draft: Draft) -> tuple[int, list[int]
         extend_keys(request.keys, request.root, tokens, count, size)
         found = draft.find(request.keys[:count])
         if found:
-            found = found[: _matching(sketch.state.pool.tokens[found], tokens)]
+            found = found[: matching(sketch.state.pool.tokens[found], tokens)]
     return demand(min(len(tokens) + 1, request.limit - 1), size) - len(found), found
 
 
 def _join(sketch: Sketch, request: Request, reserve: int) -> bool:
     size, draft, count = sketch.config.page_size, sketch.draft, len(request.tokens)
+    published = sketch.state.pool.published_ever
+    if request.seen is not None and sketch.trace is None:
+        most = request.seen[0] + published - request.seen[1]  # no more can be found than then, and published since
+        if demand(min(count + 1, request.limit - 1), size) - most > draft.usable - reserve:
+            return False
     wanted, found = need(sketch, request, draft)
+    request.seen = (len(found), published)
     available = draft.usable - (draft.unheld(found) if found else 0) - reserve
     if wanted > available:
         text = f"{wanted} pages are needed, {available} are to be had beside {reserve} kept for rows that run"
@@ -121,12 +127,6 @@ def _growth(sketch: Sketch) -> int:
     columns = sketch.state.columns
     reach = np.minimum(columns.planned[slots] + horizon, columns.limit[slots])
     return int((-(-reach // size) + -columns.runway[slots] // size).clip(0).sum())
-
-
-def _matching(held: TokenArray, tokens: TokenArray) -> int:
-    """How many of the found pages (`held`, one a row) really hold these tokens: equal keys are not taken on trust."""
-    wrong = (held != tokens[: held.size].reshape(held.shape)).any(axis=1)
-    return int(wrong.argmax()) if wrong.any() else len(held)
 
 
 def _explain_order(sketch: Sketch, stuck: Request) -> None:

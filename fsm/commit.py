@@ -9,7 +9,7 @@ import numpy as np
 from leftfold.events.plan import IntArray
 from leftfold.events.types import ForwardDone
 from leftfold.fsm.controls import lose_control
-from leftfold.fsm.effects import Ack, FinishReason, Output, Outputs, TokenBatch, Usage
+from leftfold.fsm.effects import Ack, FinishReason, Output, Outputs, TokenBatch, Usage, usage_of
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN
@@ -57,13 +57,16 @@ def _attested(flight: InFlight, event: ForwardDone) -> IntArray | None:
     if event.error is not None:
         return _NO_TOKENS
     tokens = _tokens(event.tokens)
-    return tokens if tokens is not None and tokens.shape == (flight.expected,) and event.counts is None else None
+    if tokens is None or tokens.shape != (flight.expected,) or event.ended:
+        return None
+    return tokens if event.counts is None or [*event.counts] == [1] * flight.expected else None
 
 
 def _tokens(raw: object) -> IntArray | None:
-    """Token ids as int64, None for what are none. The int32 that executors give is not looked at one by one."""
-    if isinstance(raw, np.ndarray) and raw.dtype == _INT32:
-        return raw.astype(np.int64)
+    """Token ids as int64, None for what are none."""
+    if isinstance(raw, np.ndarray) and raw.dtype == _INT32 and raw.ndim == 1:
+        tokens = raw.astype(np.int64)
+        return None if len(raw) and np.minimum.reduce(raw) < 0 else tokens
     try:
         tokens = np.asarray(raw)
     except (TypeError, ValueError, OverflowError):
@@ -126,7 +129,7 @@ def _look_at(
         if at >= seat.final or token in seat.stops:
             reason = _reason(seat.request, token, at)
             if reason is not None:
-                ended[index] = (reason, _usage(seat.request, at))
+                ended[index] = (reason, usage_of(seat.request, at + 1 - seat.request.prompt_len))
     if filled:
         _turn_pages(state, filled)
     return ended
@@ -170,7 +173,7 @@ def _commit_chunks(
         advance(request, Trigger.PREFILLED)
         begin_decoding(state, chunk.seat, token, at)
         reason = _reason(request, token, at)
-        usage = None if reason is None else _usage(request, at)
+        usage = None if reason is None else usage_of(request, at + 1 - request.prompt_len)
         outputs.parts.append(
             Output(request.rid, request.epoch, request.choice, at, (token,), reason, None, usage, state.version)
         )
@@ -199,10 +202,6 @@ def _reason(request: Request, token: int, at: int) -> FinishReason | None:
     if token in request.stops and generated >= request.params.min_tokens:
         return FinishReason.STOP
     return FinishReason.LENGTH if at + 1 >= request.limit else None
-
-
-def _usage(request: Request, at: int) -> Usage:
-    return Usage(request.prompt_len, at + 1 - request.prompt_len, request.cached)
 
 
 def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:

@@ -79,6 +79,7 @@ class _Copier:
         twin.__dict__.update(state.__dict__)  # scalars and frozen values; everything mutable follows
         twin.requests = {rid: self.request(request) for rid, request in state.requests.items()}
         twin.live = {key: self.request(request) for key, request in state.live.items()}
+        twin.by_rid = {rid: [self.request(one) for one in requests] for rid, requests in state.by_rid.items()}
         twin.finished = deque(self.request(request) for request in state.finished)
         twin.waiting = self.line(state)
         twin.tenants = state.tenants.copy()
@@ -94,6 +95,7 @@ class _Copier:
         twin.stopping = [self.seat(seat) for seat in state.stopping]
         twin.left = state.left.copy()
         twin.in_flight = deque(self.in_flight(step) for step in state.in_flight)
+        twin.closing_calls = state.closing_calls.copy()
         twin.pause_calls = state.pause_calls.copy()
         twin.controls = deque(type(control)(control.event, control.barrier, control.op) for control in state.controls)
         twin.asleep = state.asleep.copy()

@@ -167,6 +167,11 @@ class Effects:
     wake_at: int | None
 
 
+def usage_of(request: Request, completion: int) -> Usage:
+    """What `request` has used, with `completion` generated tokens that count."""
+    return Usage(request.prompt_len, completion, max(request.cached, 0))
+
+
 def closing_output(
     request: Request,
     known: int,
@@ -178,5 +183,5 @@ def closing_output(
     """A terminal output without tokens. `known`: tokens the request has; `keep`: generated ones that count."""
     generated = known - request.prompt_len
     counted = generated if keep is None else max(0, min(keep, generated))
-    usage = Usage(request.prompt_len, counted, request.cached)
+    usage = usage_of(request, counted)
     return Output(request.rid, request.epoch, request.choice, known, (), reason, error, usage, version)

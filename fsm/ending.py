@@ -32,6 +32,10 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         state.left += [seat.slot for seat in seats]
     for request, reason in over:
         del state.live[request.key]
+        alike = state.by_rid[request.rid]
+        alike.remove(request)
+        if not alike:
+            del state.by_rid[request.rid]
         state.tenants.ended(request.tenant)
         _drop_deadlines(state, request)
         state.count(f"finished_{reason.value}")
@@ -84,6 +88,8 @@ def forget(state: State, request: Request) -> None:
         oldest = state.finished.popleft()
         if state.requests.get(oldest.rid) is oldest:
             del state.requests[oldest.rid]
+            if oldest.rid in state.by_rid:
+                state.requests[oldest.rid] = state.by_rid[oldest.rid][-1]
 
 
 def _drop_deadlines(state: State, request: Request) -> None:

@@ -61,10 +61,11 @@ def _join(state: State, row: Join) -> Joined:
     for page in pages[:shared]:
         pool.share(page)
     pool.grant(pages[shared:])
-    if request.reads_cache and not request.preemptions and len(request.tokens) == request.prompt_len:
-        request.cached = min(row.start, request.prompt_len)
-        state.count("prefix_queries", request.prompt_len)
-        state.count("prefix_hits", request.cached)
+    if request.cached < 0:
+        request.cached = row.start
+        if request.reads_cache:
+            state.count("prefix_queries", request.prompt_len)
+            state.count("prefix_hits", request.cached)
     take_seat(state, request, row.slot, pages, row.start)
     advance(request, Trigger.JOIN)
     return Joined(

@@ -49,6 +49,8 @@ class Config:
         for name in ("max_chunk_tokens", "max_queued_requests", "max_queued_tokens", "vocab_size"):
             if getattr(self, name) is not None:
                 _positive(name, getattr(self, name))
+        if self.vocab_size is not None and self.vocab_size > MAX_TOKEN + 1:
+            raise ConfigError(f"vocab_size {self.vocab_size} is more than int32 token ids can tell apart")
         for name, unit in (("op_deadline", "a duration in µs"), ("growth_horizon", "a number of tokens")):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 0:

@@ -25,7 +25,9 @@ class PagePool:
     (None) since it was last taken; None when nobody listens.
     """
 
-    __slots__ = ("cached", "flat", "free", "journal", "keys", "page_size", "published", "raw", "refs", "tokens")
+    __slots__ = (
+        "cached", "flat", "free", "journal", "keys", "page_size", "published", "published_ever", "raw", "refs", "tokens",
+    )  # fmt: skip
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
@@ -37,6 +39,7 @@ class PagePool:
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
         self.cached: OrderedDict[int, None] = OrderedDict()
         self.published: dict[bytes, int] = {}
+        self.published_ever = 0
         self.journal: list[Entry | None] | None = None
 
     def __len__(self) -> int:
@@ -122,6 +125,7 @@ class PagePool:
             if key not in published:
                 published[key] = page
                 keys[page] = key
+                self.published_ever += 1
                 if journal is not None:
                     journal.append((page, key, parent))
 
@@ -141,6 +145,7 @@ class PagePool:
         other.tokens = self.tokens.copy()
         other.flat = other.tokens.reshape(-1)
         other.raw = memoryview(other.flat.data).cast("B")
+        other.published_ever = self.published_ever
         other.refs = self.refs.copy()
         other.journal = None if self.journal is None else self.journal.copy()
         other.keys = self.keys.copy()

@@ -50,16 +50,20 @@ def resume(state: State, event: Resume, outputs: Outputs, acks: list[Ack]) -> No
 
 
 def shutdown(state: State, event: Shutdown, outputs: Outputs, acks: list[Ack]) -> None:
-    """Refuse admissions; answered when nothing lives or at the deadline. A paused engine plans nothing more."""
-    if state.gate in (Gate.CLOSING, Gate.STOPPED):
-        acks.append(Ack(event.call, state.gate is Gate.STOPPED, f"the engine is {state.gate.value}"))
+    """Refuse admissions; answered when nothing lives, or at the earliest deadline. A paused engine plans no more."""
+    if state.gate is Gate.STOPPED:
+        acks.append(Ack(event.call, True, "the engine is stopped"))
         return
+    state.closing_calls.append(event.call)
+    due = event.t + event.deadline if event.deadline else 0
+    if state.gate is Gate.CLOSING:
+        state.closing_at = min(due or state.closing_at, state.closing_at or due)
+        return
+    state.closing_at = due
     state.frozen = state.gate is Gate.PAUSED
     move_gate(state, GateTrigger.SHUTDOWN)
     acks += [Ack(call, False, "superseded by a shutdown") for call in state.pause_calls]
     state.pause_calls = []
-    state.closing_call = event.call
-    state.closing_at = event.t + event.deadline if event.deadline else 0
 
 
 def settle(state: State, acks: list[Ack]) -> None:
@@ -92,5 +96,5 @@ def stop(state: State, acks: list[Ack]) -> None:
     move_gate(state, GateTrigger.CLOSED)
     acks += [Ack(control.event.call, False, "the engine stopped") for control in state.controls]
     state.controls.clear()
-    acks.append(Ack(state.closing_call or "", True, {"live": len(state.live)}))
-    state.closing_call, state.closing_at, state.frozen = None, 0, False
+    acks += [Ack(call, True, {"live": len(state.live)}) for call in state.closing_calls]
+    state.closing_calls, state.closing_at, state.frozen = [], 0, False

@@ -26,7 +26,7 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
     `trace`: a list that gets the reasons why requests wait and rows give way; it changes no decision.
     """
     wake_at = state.wake_at
-    overdue = [] if wake_at is None or wake_at > t else [who for key, who in state.deadlines.items() if key[0] <= t]
+    overdue = [] if wake_at is None or wake_at > t else state.deadlines.upto(t)
     if state.closing_at and wake_at is not None and state.closing_at <= t:
         return Plan(ends=deadline_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
     if state.gate is Gate.STOPPED or len(state.in_flight) > state.config.pipeline_depth:

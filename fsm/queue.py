@@ -33,6 +33,10 @@ class SortedQueue:
     def first_key(self) -> Key | None:
         return self._keys[0] if self._keys else None
 
+    def upto(self, most: int) -> list[Request]:
+        """Requests whose key begins with at most `most`."""
+        return self._requests[: bisect_left(self._keys, (most + 1,))]
+
     def add(self, key: Key, request: Request) -> None:
         at = bisect_left(self._keys, key)
         self._keys.insert(at, key)
@@ -45,7 +49,3 @@ class SortedQueue:
             raise KeyError(key)
         del self._keys[at]
         del self._requests[at]
-
-    def clear(self) -> None:
-        self._keys.clear()
-        self._requests.clear()

@@ -25,11 +25,10 @@ def lose_executor(state: State) -> None:
 
 def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> None:
     """An executor is ready, with the configuration that the event carries and no memory of what was."""
+    config = state.config if event.config is None else Config.from_dict(event.config)
     _void(state)
-    if event.config is not None:
-        config = Config.from_dict(event.config)
-        if config != state.config:
-            _reconfigure(state, config, outputs)
+    if config != state.config:
+        _reconfigure(state, config, outputs)
     if "device" not in event.kept:
         state.pool.forget()
     state.executor_present = True
@@ -40,9 +39,9 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     state.asleep = []
     lose_control(state, acks, "the engine was started again")
     if state.gate is Gate.CLOSING:
-        acks.append(Ack(state.closing_call or "", False, "superseded: the engine was started again"))
+        acks += [Ack(call, False, "superseded: the engine was started again") for call in state.closing_calls]
     move_gate(state, GateTrigger.STARTED)
-    state.closing_call, state.closing_at, state.frozen = None, 0, False
+    state.closing_calls, state.closing_at, state.frozen = [], 0, False
 
 
 def _void(state: State) -> None:
@@ -70,8 +69,7 @@ def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
     state.by_slot = [None] * config.slots
     for request in state.live.values():
         request.keys = []
-        request.reads_cache = request.reads_cache and config.prefix_cache
-        request.publishes = request.publishes and config.prefix_cache
+        request.use_cache(config.prefix_cache)
         request.limit = min(request.limit, config.max_model_len, config.capacity + 1)
     rank_anew(state)
     for request in list(state.waiting):

@@ -44,11 +44,14 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
     if type(event) is Tick:
         if plan is not None:
             execution = apply_plan(state, plan, outputs)
-            stop_when_due(state, event.t, acks)
+            if not plan.empty:
+                stop_when_due(state, event.t, acks)
     elif type(event) is ForwardDone:
         forward_done(state, event, outputs, acks)
+    elif handler := _HANDLERS.get(type(event)):
+        handler(state, event, outputs, acks)
     else:
-        _HANDLERS[type(event)](state, event, outputs, acks)
+        raise TypeError(f"{type(event).__name__} is no event")
     if state.controls:
         settle_controls(state, acks)
     if state.gate is not Gate.RUNNING:
@@ -67,9 +70,7 @@ def _abort(state: State, event: Abort, outputs: Outputs, acks: list[Ack]) -> Non
     if event.rid is None:
         named = list(state.live.values())
     else:
-        newest = state.requests.get(event.rid)
-        epoch = event.epoch if event.epoch is not None else newest.epoch if newest else 0
-        named = choices(state, event.rid, epoch)
+        named = choices(state, event.rid, event.epoch)
         if event.choice is not None:
             named = [request for request in named if request.choice == event.choice]
     if not named:

@@ -48,13 +48,15 @@ class Request:
     `tokens`: int32, all that is known (prompt, then generated) as of the last join; a running request's newer tokens
     are in its pages. `limit`: tokens at which it ends. `keys`: prefix keys of full pages, as far as computed, under
     `root`. `leader`: the choice of the same request that computes the prompt first. `deadline_at`,
-    `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone.
+    `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone. `cached`: prompt
+    tokens that the prefix cache held at its first join (-1 before). `seen`: pages found when last looked up, and how
+    many had ever been published then: a bound on what can be found now, which changes no decision.
     """
 
     __slots__ = (
         "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "leader", "limit", "params", "phase",
         "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
-        "salt", "seat", "stops", "tenant", "tokens", "want", "watched",
+        "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
     )  # fmt: skip
 
     phase: Phase | None
@@ -79,16 +81,22 @@ class Request:
         self.limit = 0
         self.deadline_at = 0
         self.queue_deadline_at = 0
-        self.reads_cache = True
-        self.publishes = True
+        self.wishes = (True, True)
+        self.use_cache(True)
+        self.seen: tuple[int, int] | None = None
         self.leader: Request | None = None
         self.salt = ""
         self.root = b""
         self.keys: list[bytes] = []
         self.seat: Seat | None = None
-        self.cached = 0
+        self.cached = -1
         self.preemptions = 0
         self.failures = 0
+
+    def use_cache(self, there: bool) -> None:
+        """Whether it finds and publishes pages: as it wishes (to find, to publish), where there is a prefix cache."""
+        self.reads_cache = there and self.wishes[0]
+        self.publishes = there and self.wishes[1]
 
     @property
     def key(self) -> tuple[str, int, int]:

@@ -39,7 +39,9 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
     indices: list[int] = []
     for seat in seats:
         if state.prefilling.pop(seat.slot, None) is None:
-            indices.append(rows.find(seat))
+            index = rows.find(seat)
+            assert index >= 0, f"slot {seat.slot} holds no row"
+            indices.append(index)
             for noted in (state.at_edge, state.resting):
                 if seat.slot in noted:
                     noted.remove(seat.slot)
@@ -109,6 +111,7 @@ def put_back(state: State, seat: Seat) -> None:
     """Seat's request keeps its tokens, loses its seat and waits in line again (its phase is the caller's)."""
     request = seat.request
     request.tokens = gather(state, seat)
+    request.seen = None
     leave_rows(state, (seat,))
     release(state, seat)
     enqueue(state, request)

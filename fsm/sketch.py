@@ -76,7 +76,7 @@ class Sketch:
         for seat in landed:
             self.draft.release(seat.pages)
         self.gone += [seat.slot for seat in seats]
-        indices = [index for index, seat in enumerate(self.decoding.seats) if seat in seats]
+        indices = sorted([index for seat in seats if (index := self.decoding.find(seat)) >= 0])
         if indices:
             self.decoding = self.decoding.without(indices)
         self.prefilling = [seat for seat in self.prefilling if seat not in seats]

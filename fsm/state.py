@@ -61,11 +61,11 @@ class State:
     """A fresh state is RUNNING with its executor present.
 
     `requests[rid]` is the newest request of that id (its first choice), finished ones included for a while; `live`
-    holds those without a terminal output by (rid, epoch, choice). `prefilling` (by slot) are the rows with prompt left
-    to plan, `decoding` the other rows, both in join order. Of the latter, `at_edge` are the slots that need a page to
-    be planned on, and `resting` those that are planned up to their limit. `stopping`: seats that ended while a step in
-    flight names them. `left`: slots that left the rows since the last plan. `voids`: failed steps since the executor's
-    start.
+    holds those without a terminal output by (rid, epoch, choice), `by_rid` the same by id, in the order they came.
+    `prefilling` (by slot) are the rows with prompt left to plan, `decoding` the other rows, both in join order. Of the
+    latter, `at_edge` are the slots that need a page to be planned on, and `resting` those that are planned up to their
+    limit. `stopping`: seats that ended while a step in flight names them. `left`: slots that left the rows since the
+    last plan. `voids`: failed steps since the executor's start.
 
     A drain has its `drain_mode` and runs what arrived before `gate_seq`; `frozen`: the gate closes from PAUSED.
     `controls`: control calls in log order; `asleep`: some of weights, kv; `version`: of the weights.
@@ -88,6 +88,7 @@ class State:
         self.root = namespace(generation=0)
         self.requests: dict[str, Request] = {}
         self.live: dict[tuple[str, int, int], Request] = {}
+        self.by_rid: dict[str, list[Request]] = {}
         self.finished: deque[Request] = deque()
         self.waiting = Line(self.policy.rank is not fcfs)
         self.tenants = Tenants()
@@ -110,7 +111,7 @@ class State:
         self.chain = START
         self.voids = 0
         self.memo: dict[str, int] = {}
-        self.closing_call: str | None = None
+        self.closing_calls: list[str] = []
         self.closing_at = 0
         self.counts: dict[str, int] = dict.fromkeys(COUNTERS, 0)
 

@@ -10,15 +10,21 @@ from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.effects import FinishReason
 from leftfold.fsm.errors import PlanRefused
 from leftfold.fsm.gate import Gate, may_join, rows_pass
+from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import demand
-from leftfold.fsm.prefix import extend_keys
+from leftfold.fsm.prefix import extend_keys, matching
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.state import State
+
+_REASONS = frozenset([reason.value for reason in FinishReason])
+MAX_INT = (1 << 62) - 1
 
 
 def refuse_invalid(state: State, plan: Plan) -> None:
     """Raises `PlanRefused`, which names field and value; the state is unchanged."""
     leaving = _ending(state, plan) if plan.ends else []
+    if plan.memo is not None and not all(type(value) is int and abs(value) <= MAX_INT for value in plan.memo.values()):
+        raise PlanRefused(f"memo: {dict(plan.memo)} holds other than 64-bit integers")
     if plan.step is None:
         if plan.join or plan.preempt or plan.chunks or plan.grow or plan.evict or plan.ops:
             raise PlanRefused("step is missing in a plan that has rows or pages")
@@ -34,13 +40,15 @@ def refuse_invalid(state: State, plan: Plan) -> None:
 
 
 def _ending(state: State, plan: Plan) -> list[Seat]:
+    if state.gate is Gate.STOPPED:
+        raise PlanRefused("ends: the engine is stopped")
     seats: list[Seat] = []
     told: list[tuple[str, int, int]] = []
     for rid, choice, reason, epoch in plan.ends:
         request = state.live.get((rid, epoch, choice))
         if request is None or request.key in told:
             raise PlanRefused(f"ends: {rid!r} (epoch {epoch}) is not live")
-        if reason not in [known.value for known in FinishReason]:
+        if reason not in _REASONS:
             raise PlanRefused(f"ends: {reason!r} is no finish reason")
         told.append(request.key)
         if request.seat is not None:
@@ -85,7 +93,7 @@ def _preempted(state: State, plan: Plan, ending: list[Seat]) -> list[Seat]:
 
 
 def _seat(state: State, slot: int, field: str) -> Seat:
-    seat = state.by_slot[slot] if 0 <= slot < len(state.by_slot) else None
+    seat = state.by_slot[slot] if type(slot) is int and 0 <= slot < len(state.by_slot) else None
     if seat is None or seat in state.stopping:
         raise PlanRefused(f"{field}: slot {slot} is not running")
     return seat
@@ -100,6 +108,8 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     granted = [page for row in plan.grow for page in as_list(row.pages)]
     evicted = [page for row in plan.evict for page in as_list(row.pages)]
     found = _found(state, plan, granted) if plan.join else []
+    if not {*map(type, granted), *map(type, evicted), *map(type, found)} <= {int} or len(plan.grow) > 1:
+        raise PlanRefused(f"pages {granted}, {evicted} are not page ids of one group")
     fresh, dropped = set(granted), set(evicted)
     if len(fresh) != len(granted) or len(dropped) != len(evicted):
         raise PlanRefused(f"pages {_twice(granted) or _twice(evicted)} are granted or evicted twice")
@@ -131,10 +141,14 @@ def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:
 def _check_found(state: State, request: Request, pages: list[int]) -> None:
     """Found pages are published under the keys of the request's own tokens."""
     pool = state.pool
+    if not request.reads_cache:
+        raise PlanRefused(f"join: {request.rid!r} takes nothing from the prefix cache")
     extend_keys(request.keys, request.root, request.tokens, len(request.tokens) // pool.page_size, pool.page_size)
     for index, page in enumerate(pages):
         if not 0 <= page < len(pool) or request.keys[index : index + 1] != [pool.keys[page]]:
             raise PlanRefused(f"join: page {page} of {request.rid!r} is not in the prefix cache for its tokens")
+    if matching(pool.tokens[pages], request.tokens) < len(pages):
+        raise PlanRefused(f"join: pages {pages} of {request.rid!r} hold other tokens under its keys")
 
 
 def _check_pages_one_by_one(state: State, granted: list[int], evicted: list[int], leaving: list[Seat]) -> None:
@@ -167,9 +181,7 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
     for seat in leaving:
         remaining.pop(seat.slot, None)
     free = {*state.free_slots, *(seat.slot for seat in leaving if not state.flies(seat))}
-    decoding: list[int] = []
-    if any(not length for _, length, _ in plan.chunks):
-        decoding = [slot for slot in state.decoding.slots.tolist() if slot not in [seat.slot for seat in leaving]]
+    away = [seat.slot for seat in leaving]
     size = state.config.page_size
     seated: list[tuple[str, int, int]] = []
     for row in plan.join:
@@ -186,17 +198,24 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
             raise PlanRefused(f"join: start {row.start} of {row.rid!r}, which has {len(request.tokens)} tokens")
         remaining[row.slot] = (row.start, len(request.tokens))
     for slot, length, samples in plan.chunks:
-        if slot in decoding and not length and not samples:
-            decoding.remove(slot)  # left out
-            continue
         if slot not in remaining:
-            raise PlanRefused(f"chunks: slot {slot} is not prefilling, or is named twice")
+            if length or samples or slot in away or not _decodes(state, slot):
+                raise PlanRefused(f"chunks: slot {slot} is not prefilling, or is named twice")
+            away.append(slot)  # left out
+            continue
         start, target = remaining.pop(slot)
+        if length > state.config.chunk:
+            raise PlanRefused(f"chunks: {length} tokens of slot {slot} are more than {state.config.chunk} at once")
         if not 0 <= length <= target - start or samples != (length > 0 and start + length == target):
             left = target - start
             raise PlanRefused(f"chunks: {length} tokens (samples {samples}) of slot {slot}, which has {left} left")
     if remaining:
         raise PlanRefused(f"chunks: slots {list(remaining)} are prefilling and not named")
+
+
+def _decodes(state: State, slot: int) -> bool:
+    seat = state.by_slot[slot] if type(slot) is int and 0 <= slot < len(state.by_slot) else None
+    return seat is not None and slot not in state.prefilling and seat.request.phase is not Phase.STOPPING
 
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
@@ -221,7 +240,7 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     rows, tokens = decoding + len(plan.chunks), decoding
     for _, length, _ in plan.chunks:
         tokens += length
-    if rows > config.max_running or tokens > config.max_batch_tokens:
+    if rows > config.rows or tokens > config.max_batch_tokens:
         raise PlanRefused(f"step {plan.step}: {rows} rows with {tokens} tokens are over the limits")
     if not tokens and not plan.ops:
         raise PlanRefused(f"step {plan.step}: no row computes anything")
