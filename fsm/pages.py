@@ -26,7 +26,8 @@ class PagePool:
     """
 
     __slots__ = (
-        "cached", "flat", "free", "journal", "keys", "page_size", "published", "published_ever", "raw", "refs", "tokens",
+        "cached", "flat", "free", "journal", "keys", "page_size", "published", "published_ever", "raw", "refs",
+        "tokens",
     )  # fmt: skip
 
     def __init__(self, num_pages: int, page_size: int) -> None:
