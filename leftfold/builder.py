@@ -26,6 +26,7 @@ from leftfold.hub import resolve
 from leftfold.keeping import CommittedLog, NoLog
 from leftfold.kernels.registry import KernelError
 from leftfold.options import EngineOptions
+from leftfold.replay import policies
 
 logger = logging.getLogger("leftfold.builder")
 
@@ -124,12 +125,20 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
         max_model_len=max_model_len,
         max_chunk_tokens=options.max_chunk_tokens,
         pipeline_depth=options.pipeline_depth,
-        policy=options.policy,
+        policy=_policy(options.policy),
         prefix_cache=options.prefix_cache,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
+        growth_horizon=options.growth_horizon,
         vocab_size=model.vocab_size,
     )
+
+
+def _policy(name: str) -> str:
+    try:
+        return policies.load(name)
+    except policies.PolicyError as error:
+        raise ConfigurationError(f"--policy: {error}") from error
 
 
 def token_bytes(model: ModelConfig, dtype: str) -> int:

@@ -35,13 +35,34 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="decide with another setting, such as max_batch_tokens=16; may be repeated",
     )
+    _allow_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _allow_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-policy",
+        metavar="MODULE:FUNCTION",
+        type=_policy,
+        action="append",
+        help="import this policy, because the log was made with it; only what you trust",
+    )
+
+
+def _policy(text: str) -> str:
+    from leftfold.replay.policies import PolicyError, load
+
+    try:
+        return load(text)
+    except PolicyError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="the log's folder")
     parser.add_argument("--at", type=natural, metavar="SEQ", help="stop after this record (default: the last)")
     parser.add_argument("--rid", metavar="RID", help="show this request's life instead of the engine's state")
+    _allow_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

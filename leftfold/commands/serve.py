@@ -42,7 +42,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(limits, "--max-model-len", type=positive, help="longest request, prompt and answer together, in tokens")
     _add(limits, "--max-queued-requests", type=positive, help="refuse admissions beyond so many waiting requests")
     _add(limits, "--max-queued-tokens", type=positive, help="refuse admissions beyond so many waiting tokens")
-    _add(limits, "--policy", type=policy, metavar="NAME", help="who goes first (fcfs); any other word lists the names")
+    _add(limits, "--growth-horizon", type=natural, metavar="TOKENS", help="admit only with room for so much growth (0)")
+    _add(limits, "--policy", type=policy, metavar="NAME", help="who goes first (fcfs), or your module:function; a wrong name lists them")
     _add(limits, "--pipeline-depth", type=int, choices=(0, 1, 2), help="steps planned ahead (0)")
     memory = parser.add_argument_group("KV memory").add_mutually_exclusive_group()
     _add(memory, "--kv-tokens", type=positive, metavar="TOKENS", help="size of the KV cache in tokens")
@@ -62,12 +63,13 @@ def _add(group: Any, flag: str, **options: Any) -> None:
 
 
 def policy(text: str) -> str:
-    """The name of a policy; the registry is looked at only now, so that `--help` costs nothing."""
-    from leftfold.fsm.policy import POLICIES
+    """The name of a policy, or a module:function; looked up only now, so that `--help` costs nothing."""
+    from leftfold.replay.policies import PolicyError, load
 
-    if text not in POLICIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is unknown: choose one of {', '.join(POLICIES)}")
-    return text
+    try:
+        return load(text)
+    except PolicyError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def port(text: str) -> int:
