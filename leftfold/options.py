@@ -13,7 +13,8 @@ class EngineOptions:
 
     `model`: `smollm2`, a local folder, a `.gguf` file or a hub id. `log_dir`: the log itself; None is
     `logs/<model>`. `kv_tokens`, `page_size`, `max_*` in tokens or sequences; `kv_memory` in bytes. `threads` of the
-    executor. `durability`: "async" group-commits, "off" keeps no log.
+    executor. `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `durability`:
+    "async" group-commits, "off" keeps no log.
     """
 
     model: str = "smollm2"
@@ -24,6 +25,7 @@ class EngineOptions:
     max_model_len: int | None = None
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    growth_horizon: int = 0
     kv_tokens: int | None = None
     kv_memory: int | None = None
     page_size: int | None = None

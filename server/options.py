@@ -17,7 +17,8 @@ class ServeOptions:
     `page_size` in sequences or tokens; `kv_memory` in bytes; `threads` of the executor. `durability`: "strict",
     "async" or "off". `shutdown_timeout` in seconds. `max_body_bytes`: largest request body.
     `max_queued_requests`, `max_queued_tokens`: None is no limit. `max_n`: most choices of one request.
-    `request_timeout`, `queue_timeout`: seconds until a request ends, or must run, at the latest (0: no limit).
+    `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `request_timeout`,
+    `queue_timeout`: seconds until a request ends, or must run, at the latest (0: no limit).
     `sleep_policy`: while paused or asleep new requests "wait", or the server will "refuse" them.
     """
 
@@ -34,6 +35,7 @@ class ServeOptions:
     max_model_len: int | None = None
     max_queued_requests: int | None = None
     max_queued_tokens: int | None = None
+    growth_horizon: int = 0
     kv_tokens: int | None = None
     kv_memory: int | None = None
     page_size: int | None = None

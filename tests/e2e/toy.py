@@ -81,6 +81,7 @@ def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
         pipeline_depth=options.pipeline_depth,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
+        growth_horizon=options.growth_horizon,
         vocab_size=VOCAB_SIZE,
     )
     log = EventLog.memory() if options.log_dir is None else EventLog.open(options.log_dir)

@@ -33,6 +33,12 @@ def test_a_token_takes_keys_and_values_of_every_layer() -> None:
     assert token_bytes(MODEL, "float32") == EACH and token_bytes(MODEL, "bfloat16") == EACH // 2
 
 
+def test_limits_of_the_line_and_of_the_planner_are_passed_on() -> None:
+    given = {"max_queued_requests": 7, "max_queued_tokens": 500, "growth_horizon": 32, "pipeline_depth": 2}
+    given |= {"policy": "priority", "max_chunk_tokens": 64, "prefix_cache": False}
+    assert {name: getattr(sized(**given), name) for name in given} == given
+
+
 def test_defaults_hold_one_full_request_and_many_modest_ones() -> None:
     config = sized()
     assert (config.page_size, config.max_model_len, config.vocab_size) == (16, 2048, 100)
