@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from leftfold.text import ChatTemplate, TemplateError, TokenizerError, load_tokenizer
+from leftfold.text import ChatTemplate, TemplateError, TokenizerError, load_tokenizer, template_limits
 from leftfold.text.chat_template import MAX_TEMPLATE_CHARS
 from tests.tiny_folder import TEMPLATE, byte_tokenizer, write_tokenizer
 
@@ -65,17 +65,67 @@ def test_no_way_out_of_the_sandbox(source: str) -> None:
     "{% for a in range(10 ** 9) %}{% endfor %}",
     "{{ 'x' * 1000000000 }}",
     "{{ 1000000000 * [1] }}",
-    "{{ 9 ** 9 ** 9 }}",
+    "{{ 9 ** (9 ** 9) }}",
     "{{ '%1000000000d' % 1 }}",
     "{% set ns = namespace(s='xx') %}{% for a in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
     "{% set ns = namespace(s='xx') %}{% for a in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     "{% for a in range(1000) %}{{ 'x' * 100000 }}{% endfor %}",
     "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+    "{{ 'x'.ljust(300000000) }}",
+    "{{ 'x'.rjust(300000000) }}{{ '1'.zfill(300000000) }}",
+    "{{ 'x'.center(width=300000000) }}",
+    "{{ ('\t' * 1000).expandtabs(300000) }}",
+    "{{ '{:>300000000}'.format(1) }}",
+    "{{ '{:>{}}'.format(1, 300000000) }}",
+    "{{ '{a:>300000000}'.format_map({'a': 1}) }}",
+    "{{ '%*d' | format(300000000, 1) }}",
+    "{{ '%(a(b)c)300000000d' | format(**{'a(b)c': 1}) }}",
+    "{{ '%.300000000d' % 1 }}",
+    "{{ ('%s' * 9000) | format(*(['x' * 90000] * 9000)) }}",
+    "{% set s = 'x' * 90000 %}{{ s.join(['a'] * 9000) }}",
+    "{% set s = 'x' * 90000 %}{{ (['a'] * 9000) | join(s) }}",
+    "{% set s = 'x' * 90000 %}{{ s.replace('x', s) }}",
+    "{% set s = 'x' * 90000 %}{{ s | replace('x', s) }}",
+    "{% set s = 'x' * 90000 %}{{ s.replace('', s) }}",
+    "{{ 'x' | indent(300000000, true) }}",
+    "{{ {'a': 1} | tojson(indent=300000000) }}",
+    "{{ 'x' | batch(300000000, 'y') | list }}",
+    "{{ lipsum(n=300000000) }}",
+    "{{ strftime_now('%300000000d') }}",
+    "{% set ns = namespace(i=3) %}{% for a in range(64) %}{% set ns.i = ns.i * ns.i %}{% endfor %}",
+    "{% set ns = namespace(i=3) %}{% for a in range(64) %}{% set ns.i = ns.i ** 2 %}{% endfor %}",
+    "{% set ns = namespace(i=2.0) %}{% for a in range(64) %}{% set ns.i = ns.i ** 99 %}{% endfor %}",
+    "{% set ns = namespace(a=[1]) %}{% for a in range(64) %}{% set ns.a = [ns.a, ns.a] %}{% endfor %}{{ ns.a }}",
+    "{% set ns = namespace(a=[1]) %}{% for a in range(64) %}{% set ns.a = ns.a + ns.a %}{% endfor %}",
+    "{% set ns = namespace(a=[]) %}{% for a in range(9999) %}{% set ns.a = ns.a + ['x' * 99999 ~ a] %}{% endfor %}",
+    "{% set __burn = 1 %}{% for a in range(10 ** 4) %}{% for b in range(10 ** 4) %}{% endfor %}{% endfor %}",
 ])  # fmt: skip
 def test_limits_end_a_template_that_does_not(source: str) -> None:
     with pytest.raises(TemplateError) as error:
         render(source)
     assert len(str(error.value)) < 300
+
+
+def test_string_operations_within_limits_are_as_in_python() -> None:
+    assert render("{{ 'x'.ljust(3) }}{{ 'x'.center(3, '-') }}{{ '7'.zfill(3) }}|") == "x  -x-007|"
+    assert render("{{ '{:>4}|{a}'.format(1, a='b') }}{{ '{a}'.format_map({'a': 2}) }}") == "   1|b2"
+    assert render("{{ '%3d %% %s' | format(7, 'x') }}{{ '%(k)s' | format(k=1) }}") == "  7 % x1"
+    assert render("{{ ', '.join(['a', 'b']) }}{{ ['c', 1] | join('-') }}") == "a, bc-1"
+    assert render("{{ messages | join('', attribute='role') }}") == "user"
+    assert render("{{ 'aXbX'.replace('X', 'yy', 1) }}{{ 'ab' | replace('b', 'c') }}") == "ayybXac"
+    assert render("{{ 'a\\nb' | indent(2) }}") == "a\n  b"
+    assert render("{{ 2 ** 10 }} {{ 3 * 4 }} {{ 7 in (7, 8) }} {{ [1, 2] == [1, 2] }} {{ {'a': 1}.a }}") == (
+        "1024 12 True True 1"
+    )
+    unpacked = "{% set a, b = 1, 2 %}{% for k, v in {'x': 3}.items() %}{{ a }}{{ b }}{{ k }}{{ v }}{% endfor %}"
+    assert render(unpacked) == "12x3"
+    assert render("{{ messages | map(attribute='content') | list }}{{ [3, 1] | sort | first }}") == "['hi']1"
+
+
+def test_a_rendering_that_takes_too_long_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_limits, "MAX_SECONDS", 0.0)
+    with pytest.raises(TemplateError, match="too long"):
+        render("{% for a in range(9) %}{% endfor %}")
 
 
 def test_padding_is_bounded() -> None:
