@@ -59,6 +59,16 @@ class Tokenizer:
         """The text of `ids`; broken UTF-8 becomes U+FFFD."""
         return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
 
+    def token_bytes(self, token: int) -> bytes:
+        """What one token stands for by itself: a special one for its name, an unknown id for nothing."""
+        pieces = self._pieces[0] if self._pieces is not None else []
+        piece = pieces[token] if 0 <= token < len(pieces) else None
+        if piece is not None:
+            return piece
+        if token in self.special_ids or self._pieces is not None:
+            return (self.backend.id_to_token(token) or "").encode()
+        return self.decode([token]).encode()
+
     def detokenizer(self) -> Detokenizer:
         """A fresh incremental decoder, for the tokens of one answer."""
         if self._pieces is None:
