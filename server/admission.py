@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,7 +21,10 @@ DEFAULT_MAX_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A generation: `n` choices for each of `prompts`; choice i belongs to prompt i // n. `params` has no seed yet."""
+    """A generation: `n` choices for each of `prompts`; choice i belongs to prompt i // n. `params` has no seed yet.
+
+    `want`: scores beside the tokens, as `Admit.want` says it.
+    """
 
     prompts: Sequence[Sequence[int]]
     n: int
@@ -31,6 +34,7 @@ class Job:
     priority: int = 0
     timeout: float | None = None
     queue_timeout: float | None = None
+    want: Mapping[str, int] | None = None
 
     def requests(self) -> list[dict[str, Any]]:
         """The `Admit` fields of every choice; the first choice of a prompt draws as if it were alone."""
@@ -39,6 +43,7 @@ class Job:
                 "prompt": prompt,
                 "params": replace(self.params, seed=(self.seed + choice) % 2**64),
                 "priority": self.priority,
+                "want": self.want,
             }
             for prompt in self.prompts
             for choice in range(self.n)
@@ -47,8 +52,6 @@ class Job:
 
 async def completion_job(body: CompletionBody, service: Service, max_n: int) -> Job:
     """What `/v1/completions` asks for. Raises a 400 ApiError."""
-    if body.logprobs is not None and body.logprobs is not False:
-        raise unsupported("logprobs")
     if body.suffix:
         raise unsupported("suffix")
     if body.best_of is not None and body.best_of != body.n:
@@ -57,13 +60,16 @@ async def completion_job(body: CompletionBody, service: Service, max_n: int) -> 
     if len(body.prompt) * body.n > max_n:
         raise invalid("n", f"{len(body.prompt)} prompts with n choices each are more than {max_n} choices", body.n)
     prompts = [await _ids(service.tokenizer, prompt) for prompt in body.prompt]
-    return _job(body, service, prompts, body.max_tokens or DEFAULT_MAX_TOKENS, "prompt")
+    job = _job(body, service, prompts, body.max_tokens or DEFAULT_MAX_TOKENS, "prompt")
+    if body.logprobs is None:
+        return job
+    return replace(job, want={"logprobs": body.logprobs, **({"logprobs_from": 0} if body.echo else {})})
 
 
 async def chat_job(body: ChatBody, service: Service, max_n: int) -> Job:
     """What `/v1/chat/completions` asks for. Raises a 400 ApiError."""
-    if body.logprobs or body.top_logprobs:
-        raise unsupported("logprobs" if body.logprobs else "top_logprobs")
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "is only allowed with logprobs = true", body.top_logprobs)
     if body.tools or body.functions:
         raise unsupported("tools" if body.tools else "functions")
     if body.response_format is not None and body.response_format.get("type") != "text":
@@ -74,7 +80,8 @@ async def chat_job(body: ChatBody, service: Service, max_n: int) -> Job:
     text = render_messages(body.messages, service.tokenizer, body.add_generation_prompt)
     prompt = await _ids(service.tokenizer, text, add_special_tokens=False)
     wanted = body.max_completion_tokens or body.max_tokens or service.max_model_len
-    return _job(body, service, [prompt], wanted, "messages")
+    job = _job(body, service, [prompt], wanted, "messages")
+    return replace(job, want={"logprobs": body.top_logprobs or 0}) if body.logprobs else job
 
 
 def render_messages(messages: Sequence[Any], tokenizer: Tokenizer, add_generation_prompt: bool) -> str:

@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from leftfold.server.generation import Delta, Generation
+from leftfold.server.scores import ChatScores, TextScores
 from leftfold.server.streaming import EventStream, frame, until_gone
 
 
@@ -24,8 +25,8 @@ class Shape(Protocol):
     def piece(self, delta: Delta) -> dict[str, Any]:
         """The chunk's choice for new text."""
 
-    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        """The choice of an answer that is given at once."""
+    def whole(self, answer: Delta) -> dict[str, Any]:
+        """The choice of an answer that is given at once: all its deltas in one."""
 
     def names(self) -> tuple[str, str, str]:
         """Prefix of the answer's id, object of an answer, object of a chunk."""
@@ -33,7 +34,9 @@ class Shape(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ChatShape:
-    """`/v1/chat/completions`."""
+    """`/v1/chat/completions`. `scores`: how scores are shown, if they are wanted."""
+
+    scores: ChatScores | None = None
 
     def names(self) -> tuple[str, str, str]:
         return "chatcmpl", "chat.completion", "chat.completion.chunk"
@@ -43,38 +46,63 @@ class ChatShape:
 
     def piece(self, delta: Delta) -> dict[str, Any]:
         content = {"content": delta.text} if delta.text else {}
-        return _chunk_choice(delta.index, content, delta.finish_reason)
+        logprobs = self.scores.shown(delta.scores) if self.scores is not None and delta.scores else None
+        return _chunk_choice(delta.index, content, delta.finish_reason, logprobs)
 
-    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": None, "finish_reason": finish_reason}
+    def whole(self, answer: Delta) -> dict[str, Any]:
+        message = {"role": "assistant", "content": answer.text, "refusal": None}
+        logprobs = None if self.scores is None else self.scores.shown(answer.scores)
+        reason = answer.finish_reason
+        return {"index": answer.index, "message": message, "logprobs": logprobs, "finish_reason": reason}
 
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
-    """`/v1/completions`. `echoes[i]` is the text that comes before choice i (its prompt, or nothing)."""
+    """`/v1/completions`. `echoes[i]` is the text that comes before choice i (its prompt, or nothing).
+
+    `scores[i]`: how the scores of choice i are shown, if they are wanted; an echo then waits for those of its tokens.
+    """
 
     echoes: Sequence[str] = ()
+    scores: Sequence[TextScores] = ()
 
     def names(self) -> tuple[str, str, str]:
         return "cmpl", "text_completion", "text_completion"
 
     def head(self, index: int) -> dict[str, Any] | None:
-        return _text_choice(index, self.echoes[index], None) if self.echoes else None
+        return _text_choice(index, self.echoes[index], None) if self.echoes and not self.scores else None
 
     def piece(self, delta: Delta) -> dict[str, Any]:
-        return _text_choice(delta.index, delta.text, delta.finish_reason)
+        if not self.scores:
+            return _text_choice(delta.index, delta.text, delta.finish_reason)
+        shower = self.scores[delta.index]
+        text = delta.text if shower.begun or not self.echoes else self.echoes[delta.index] + delta.text
+        logprobs = shower.shown(delta.scores, delta.prompt_scores)
+        return _text_choice(delta.index, text, delta.finish_reason, logprobs if logprobs["tokens"] else None)
 
-    def whole(self, index: int, text: str, finish_reason: str) -> dict[str, Any]:
-        return _text_choice(index, (self.echoes[index] if self.echoes else "") + text, finish_reason)
+    def whole(self, answer: Delta) -> dict[str, Any]:
+        text = (self.echoes[answer.index] if self.echoes else "") + answer.text
+        logprobs = self.scores[answer.index].shown(answer.scores, answer.prompt_scores) if self.scores else None
+        return _text_choice(answer.index, text, answer.finish_reason, logprobs)
 
 
-def _chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+def _chunk_choice(index: int, delta: dict[str, Any], finish_reason: str | None, logprobs: Any = None) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
-def _text_choice(index: int, text: str, finish_reason: str | None) -> dict[str, Any]:
-    return {"index": index, "text": text, "logprobs": None, "finish_reason": finish_reason}
+def _text_choice(index: int, text: str, finish_reason: str | None, logprobs: Any = None) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _joined(index: int, deltas: Sequence[Delta]) -> Delta:
+    """All deltas of a choice as one."""
+    return Delta(
+        index,
+        "".join(delta.text for delta in deltas),
+        next((delta.finish_reason for delta in deltas if delta.finish_reason), "length"),
+        [score for delta in deltas for score in delta.scores],
+        [score for delta in deltas for score in delta.prompt_scores],
+    )
 
 
 @dataclass
@@ -110,13 +138,11 @@ class Answer:
 
     async def _collect(self) -> dict[str, Any]:
         await self.generation.begin()
-        texts = [""] * self.count
-        reasons = ["length"] * self.count
+        deltas: list[list[Delta]] = [[] for _ in range(self.count)]
         async for delta in self.generation:
-            texts[delta.index] += delta.text
-            reasons[delta.index] = delta.finish_reason or reasons[delta.index]
+            deltas[delta.index].append(delta)
         _, kind, _ = self.shape.names()
-        choices = [self.shape.whole(i, texts[i], reasons[i]) for i in range(self.count)]
+        choices = [self.shape.whole(_joined(index, parts)) for index, parts in enumerate(deltas)]
         usage = self.generation.usage
         return {**self.base, **self._fingerprint(), "object": kind, "choices": choices, "usage": usage}
 

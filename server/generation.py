@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from leftfold.executor.base import Score
 from leftfold.server.admission import Job
 from leftfold.server.client import EngineGone, Group
 from leftfold.server.deadlines import deadlines
@@ -23,11 +24,17 @@ _FIRST_OUTPUT_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """New text of choice `index`; `finish_reason` (the API's word) comes with the last one."""
+    """New text of choice `index`; `finish_reason` (the API's word) comes with the last one.
+
+    `scores`, where they are wanted: of each token since the last one, its text shown or not; `prompt_scores`: of the
+    prompt's, with the first.
+    """
 
     index: int
     text: str
     finish_reason: str | None = None
+    scores: Sequence[Score] = ()
+    prompt_scores: Sequence[Score] = ()
 
 
 class Generation:
@@ -98,15 +105,25 @@ class Generation:
                 self.version = output.version
                 self._measure(index, output)
                 choice = self._choices[index]
+                counted = choice.tokens
                 text = choice.take(output.tokens, output.finish_reason)
+                scores = self._scores(index, output, output.position + choice.tokens - counted)
                 if choice.reason is not None:
                     group.stop(output, keep=choice.tokens)
                     self._metrics.finished(choice.reason, time.perf_counter() - self._started)
-                    yield Delta(index, text, FINISH_REASONS[choice.reason])
-                elif text:
-                    yield Delta(index, text)
+                    yield Delta(index, text, FINISH_REASONS[choice.reason], *scores)
+                elif text or any(scores):
+                    yield Delta(index, text, None, *scores)
         except EngineGone as gone:
             raise _gone(gone) from gone
+
+    def _scores(self, index: int, output: Output, end: int) -> tuple[Sequence[Score], Sequence[Score]]:
+        """What came beside an output: of generated tokens before `end`, which count, and of the prompt's."""
+        if not output.scores:
+            return (), ()
+        first = len(self._job.prompts[index // self._job.n])
+        drawn = [score for score in output.scores if first <= score.position < end]
+        return drawn, [score for score in output.scores if score.position < first]
 
     def _check_awake(self) -> None:
         try:

@@ -15,6 +15,7 @@ MAX_STOP_CHARS = 512
 MAX_STOP_IDS = 256
 MAX_BIASES = 1024
 MAX_MESSAGES = 10_000
+MAX_LOGPROBS = 20
 MAX_SECONDS = 10**7
 
 
@@ -138,7 +139,7 @@ class CompletionBody(GenerationBody):
     prompt: Annotated[list[Any], BeforeValidator(_prompt)]
     echo: bool = False
     best_of: int | None = None
-    logprobs: Any = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     suffix: Any = None
 
 
@@ -148,8 +149,8 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[Any], BeforeValidator(_messages)]
     max_completion_tokens: int | None = Field(None, ge=1, le=2**31 - 1)
     add_generation_prompt: bool = True
-    logprobs: Any = None
-    top_logprobs: Any = None
+    logprobs: bool = False
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     response_format: Annotated[dict[str, Any] | None, BeforeValidator(_object)] = None
     tools: Any = None
     functions: Any = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from leftfold.attaching import Delivery, by_choice
 from leftfold.server.wire import Answered, Outputs, Status, output_row
 
 
@@ -25,9 +26,10 @@ class Publisher:
         self._engine = engine
         self._say_status()
 
-    def __call__(self, effects: Any) -> None:
+    def __call__(self, effects: Delivery) -> None:
         self._say_status()
-        rows = [output_row(row) for row in effects.outputs]
+        beside = by_choice(effects.attachments)
+        rows = [output_row(row, beside.pop((row.rid, row.epoch, row.choice), ())) for row in effects.outputs]
         if rows:
             self._send(Outputs(rows))
         for ack in effects.acks:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from leftfold.server.admission import chat_job, check_token_ids, completion_job, render_messages
+from leftfold.server.admission import Job, chat_job, check_token_ids, completion_job, render_messages
 from leftfold.server.answers import Answer, ChatShape, TextShape
 from leftfold.server.bodies import documented, installed_version, json_response, read_body, server_state
 from leftfold.server.client import EngineGone
 from leftfold.server.errors import invalid, unavailable
 from leftfold.server.generation import Generation
 from leftfold.server.openai_types import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
+from leftfold.server.scores import ChatScores, TextScores
 from leftfold.server.state import ServerState
 
 router = APIRouter()
@@ -25,7 +27,8 @@ async def chat_completions(request: Request) -> Response:
     body = parse_body(ChatBody, await read_body(request))
     state.check_model(body.model)
     job = await chat_job(body, state.serving(), state.options.max_n)
-    answer = Answer(Generation(state, job), ChatShape(), state.model_name, job.n)
+    shape = ChatShape(ChatScores(state.serving().tokenizer) if body.logprobs else None)
+    answer = Answer(Generation(state, job), shape, state.model_name, job.n)
     if body.stream:
         return await answer.stream(request, body.include_usage)
     return json_response(await answer.whole(request))
@@ -38,10 +41,17 @@ async def completions(request: Request) -> Response:
     state.check_model(body.model)
     job = await completion_job(body, state.serving(), state.options.max_n)
     echoes = [_prompt_text(state, prompt) for prompt in body.prompt for _ in range(job.n)] if body.echo else []
-    answer = Answer(Generation(state, job), TextShape(echoes), state.model_name, len(job.prompts) * job.n)
+    shape = TextShape(echoes, _text_scores(state, job, echoes) if body.logprobs is not None else ())
+    answer = Answer(Generation(state, job), shape, state.model_name, len(job.prompts) * job.n)
     if body.stream:
         return await answer.stream(request, body.include_usage)
     return json_response(await answer.whole(request))
+
+
+def _text_scores(state: ServerState, job: Job, echoes: Sequence[str]) -> list[TextScores]:
+    """One per choice."""
+    tokenizer, prompts = state.serving().tokenizer, [prompt for prompt in job.prompts for _ in range(job.n)]
+    return [TextScores(tokenizer, prompt, echoes[i] if echoes else None) for i, prompt in enumerate(prompts)]
 
 
 def _prompt_text(state: ServerState, prompt: str | list[int]) -> str:

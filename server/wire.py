@@ -14,6 +14,7 @@ import numpy as np
 import orjson
 
 from leftfold.events import Event, decode, encode
+from leftfold.executor.base import Score
 
 
 class WireError(Exception):
@@ -55,7 +56,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """New tokens of one choice. `finish_reason` ends it; `error` is {code, text} or None; `version`: of the weights."""
+    """New tokens of one choice. `finish_reason` ends it; `error` is {code, text} or None; `version`: of the weights.
+
+    `scores`: of these tokens, and with the first ones of the prompt, if the request wants them.
+    """
 
     rid: str
     choice: int
@@ -65,6 +69,7 @@ class Output:
     error: Mapping[str, Any] | None
     usage: Mapping[str, Any] | None
     version: str = ""
+    scores: Sequence[Score] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +118,7 @@ def to_frames(message: Message) -> list[bytes]:
     if isinstance(message, Submit):
         body = encode(message.event)
     elif isinstance(message, Outputs):
-        body = _dumps([dataclasses.astuple(row) for row in message.rows])
+        body = _dumps([_row(row) for row in message.rows])
     else:
         body = _dumps({f.name: getattr(message, f.name) for f in dataclasses.fields(message)})
     return [_TAGS[type(message)], body]
@@ -146,7 +151,13 @@ _FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
     Status: (("gate", str), ("asleep", list)),
     Answered: (("call", str), ("ok", bool)),
 }
-_ROW: Sequence[Any] = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)), str)
+_ROW: Sequence[Any] = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)), str, list)
+_SCORE: Sequence[Any] = (int, int, (float, int), list)
+
+
+def _row(output: Output) -> list[Any]:
+    *plain, scores = (getattr(output, field.name) for field in dataclasses.fields(Output))
+    return [*plain, [list(score) for score in scores]]
 
 
 def _output(row: Any) -> Output:
@@ -154,7 +165,17 @@ def _output(row: Any) -> Output:
         raise ValueError(f"not an output: {row!r}"[:200])
     if not all(isinstance(token, int) for token in row[3]):
         raise ValueError(f"not token ids: {row[3]!r}"[:200])
-    return Output(*row)
+    return Output(*row[:-1], tuple(_score(score) for score in row[-1]))
+
+
+def _score(row: Any) -> Score:
+    if not all(isinstance(v, t) for v, t in zip(_typed(row, list), _SCORE, strict=True)):
+        raise ValueError(f"not a score: {row!r}"[:200])
+    position, token, logprob, top = row
+    for pair in top:
+        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], int)):
+            raise ValueError(f"not an alternative: {pair!r}"[:200])
+    return Score(position, token, float(logprob), tuple((other, float(value)) for other, value in top))
 
 
 def _typed(value: Any, expected: type) -> Any:
@@ -163,11 +184,12 @@ def _typed(value: Any, expected: type) -> Any:
     return value
 
 
-def output_row(row: Any) -> Output:
-    """A row of an engine's `Effects.outputs` as it travels."""
+def output_row(row: Any, scores: Sequence[Score] = ()) -> Output:
+    """A row of an engine's `Effects.outputs` as it travels, with what came beside it."""
     reason = None if row.finish_reason is None else str(getattr(row.finish_reason, "value", row.finish_reason))
     tokens = row.tokens.tolist() if isinstance(row.tokens, np.ndarray) else [int(t) for t in row.tokens]
-    return Output(row.rid, row.choice, row.position, tokens, reason, _plain(row.error), _plain(row.usage), row.version)
+    error, usage = _plain(row.error), _plain(row.usage)
+    return Output(row.rid, row.choice, row.position, tokens, reason, error, usage, row.version, tuple(scores))
 
 
 def _plain(value: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from leftfold.events import Abort, Event
+from leftfold.executor.base import Score
 from leftfold.server.app import create_app
 from leftfold.server.client import EngineGone, Group
 from leftfold.server.metrics import Metrics
@@ -19,6 +20,20 @@ from leftfold.text import Tokenizer, load_tokenizer
 from tests.tiny_folder import VOCAB_SIZE, write_tokenizer
 
 INFO = {"max_model_len": 64, "num_pages": 8, "page_size": 4, "vocab_size": VOCAB_SIZE, "fault": ""}
+
+
+def scores_of(tokens: Sequence[int], start: int, want: Mapping[str, int] | None) -> list[list[Score]]:
+    """Of each generated token (those from `start` on), by a formula; the prompt's stand before the first."""
+    if want is None:
+        return [[] for _ in tokens[start:]]
+
+    def score(at: int) -> Score:
+        others = tuple(((tokens[at] + 1 + i) % 256, -0.5 - i) for i in range(want["logprobs"]))
+        return Score(at, tokens[at], -at / 4, others)
+
+    made = [[score(at)] for at in range(start, len(tokens))]
+    made[0][:0] = [score(at) for at in range(max(1, want.get("logprobs_from", start)), start)]
+    return made
 
 
 class InstantEngine:
@@ -59,9 +74,13 @@ class InstantEngine:
         stop = next((i + 1 for i, t in enumerate(tokens) if t in params.stop_token_ids), None)
         kept = tokens[: min(room, stop or len(tokens))]
         reason = "stop" if stop is not None and len(kept) == stop else "length"
-        rows = [Output(rid, 0, start + i, [token], None, None, None) for i, token in enumerate(kept[:-1])]
+        scores = scores_of([*request["prompt"], *kept], start, request.get("want"))
+        rows = [
+            Output(rid, 0, start + i, [token], None, None, None, scores=scores[i]) for i, token in enumerate(kept[:-1])
+        ]
         usage = {"prompt_tokens": start, "completion_tokens": len(kept), "cached_tokens": 4}
-        return [*rows, Output(rid, 0, start + len(kept) - 1, kept[-1:], reason, None, usage, self.version)]
+        last = Output(rid, 0, start + len(kept) - 1, kept[-1:], reason, None, usage, self.version, scores[-1])
+        return [*rows, last]
 
     def submit(self, event: Event) -> None:
         assert isinstance(event, Abort)

@@ -81,7 +81,7 @@ def test_bad_input_is_a_bad_request_that_names_the_field(client: openai.OpenAI) 
     bad: list[tuple[str, dict[str, Any]]] = [
         ("max_tokens", {"max_tokens": 0}),
         ("temperature", {"temperature": -1}),
-        ("logprobs", {"logprobs": 3}),
+        ("logprobs", {"logprobs": 21}),
         ("prompt", {"prompt": ""}),
         ("prompt", {"prompt": [10**6]}),
         ("prompt", {"prompt": "x" * 512}),
@@ -98,3 +98,36 @@ def test_nothing_is_left_running(server: ServerProcess) -> None:
     gauges = server.wait_until_idle()
     assert gauges["leftfold:kv_cache_usage_perc"] == 0
     assert gauges['leftfold:kv_pages{use="free"}'] + gauges['leftfold:kv_pages{use="cached"}'] == 256
+
+
+def test_scores_of_a_chat_streamed_and_whole_are_the_same(client: openai.OpenAI) -> None:
+    asked: Any = {"model": "toy", "messages": HI, "max_tokens": 12, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None and whole.logprobs.content is not None
+    assert "".join(entry.token for entry in whole.logprobs.content) == whole.message.content
+    assert all(len(entry.top_logprobs) == 2 and entry.bytes for entry in whole.logprobs.content)
+    streamed = []
+    for chunk in client.chat.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            streamed += (choice.logprobs and choice.logprobs.content) or []
+    assert streamed == whole.logprobs.content
+    plain = client.chat.completions.create(model="toy", messages=HI, max_tokens=12).choices[0]
+    assert plain.logprobs is None and plain.message.content == whole.message.content
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_scores_of_a_completion_streamed_and_whole_are_the_same(client: openai.OpenAI, echo: bool) -> None:
+    asked: Any = {"model": "toy", "prompt": "a long prompt: é", "max_tokens": 6, "logprobs": 1, "echo": echo}
+    whole = client.completions.create(**asked).choices[0]
+    assert whole.logprobs is not None
+    lists = whole.logprobs.model_dump()
+    assert {len(values) for values in lists.values()} == {6 + (17 if echo else 0)}
+    assert (lists["token_logprobs"][0] is None) == echo
+    merged: dict[str, list[Any]] = {name: [] for name in lists}
+    text = ""
+    for chunk in client.completions.create(**asked, stream=True):
+        for choice in chunk.choices:
+            text += choice.text
+            for name, values in (choice.logprobs.model_dump() if choice.logprobs else {}).items():
+                merged[name] += values
+    assert (text, merged) == (whole.text, lists)

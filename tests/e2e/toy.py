@@ -17,7 +17,7 @@ import numpy as np
 
 from leftfold.engine import Engine
 from leftfold.events import Control, EventLog, ExecutionPlan, Row
-from leftfold.executor.base import Result
+from leftfold.executor.base import Attachment, Result, Score, Wanted, wanted_of
 from leftfold.fsm import Config
 from leftfold.server.launch import serve
 from leftfold.server.options import ServeOptions
@@ -33,6 +33,7 @@ class ToyExecutor:
         self._seconds = seconds
         self._weights = 0
         self._drawn: dict[str, tuple[int, int]] = {}
+        self._wanted: dict[str, tuple[Wanted, Any]] = {}
         self._die = byte_tokenizer().encode("?").ids[0]
 
     def reset(self) -> None:
@@ -41,8 +42,20 @@ class ToyExecutor:
     def execute(self, plan: ExecutionPlan) -> Result:
         time.sleep(self._seconds)
         controls = [self._control(op) for op in plan.ops if isinstance(op, Control)]
+        self._wanted |= {row.rid: (wanted, row.tokens) for row in plan.joined if (wanted := wanted_of(row))}
         tokens = [self._draw(row) for row in plan.rows if row.samples]
-        return Result(plan.step, np.array(tokens, dtype=np.int32), None, None, controls)  # type: ignore[arg-type]
+        scored = [self._attachment(row) for row in plan.rows if row.rid in self._wanted]
+        result = Result(plan.step, np.array(tokens, dtype=np.int32), None, None, controls)  # type: ignore[arg-type]
+        return result._replace(attachments=scored)
+
+    def _attachment(self, row: Row) -> Attachment:
+        """Scores by formula, of a row that was drawn."""
+        wanted, prompt = self._wanted[row.rid]
+        known = [(at, int(prompt[at])) for at in wanted.predicted(row.start, row.length)]
+        if row.samples and wanted.drawn:
+            known.append(self._drawn[row.rid])
+        others = tuple((_LETTERS[i], -1.0 - i) for i in range(wanted.top))
+        return Attachment(row.rid, 0, row.choice, [Score(at, token, -at / 8, others) for at, token in known])
 
     def _draw(self, row: Row) -> int:
         """The next token; what a step in flight has drawn is known here before the plan can know it."""

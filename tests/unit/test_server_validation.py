@@ -32,12 +32,12 @@ BOTH: dict[str, tuple[Any, list[Any]]] = {
     "logit_bias": ({"5": 1.5, "6": -100}, [5, [1], {"x": 1}, {"5": "a"}, {"5": 101}, {"5": True}, {"999999": 1}]),
     "priority": (1, ["1", 1.5, 2**31, True]),
     "user": ("me", []),
-    "logprobs": (False, []),
     "some_field_of_tomorrow": ({"any": "thing"}, []),
 }
 TEXT: dict[str, tuple[Any, list[Any]]] = {
     **BOTH,
     "echo": (True, ["yes", 1]),
+    "logprobs": (2, [-1, 21, "2", 1.5, True, [], {}]),
     "best_of": (1, [2, "1", 1.5, True]),
     "suffix": ("", ["tail"]),
 }
@@ -47,7 +47,8 @@ CHAT: dict[str, tuple[Any, list[Any]]] = {
     "add_generation_prompt": (False, ["no", 0]),
     "response_format": ({"type": "text"}, [{"type": "json_object"}, {"type": "json_schema"}, {}, "text", 5]),
     "tools": ([], [[{"type": "function"}]]),
-    "top_logprobs": (0, [2]),
+    "logprobs": (True, [1, "true", []]),
+    "top_logprobs": (0, [2, -1, 21, "2", 1.5, True]),
     "metadata": ({"a": "b"}, []),
     "store": (False, []),
     "service_tier": ("auto", []),

@@ -6,11 +6,15 @@ import pickle
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from leftfold.attaching import delivery
 from leftfold.events import Abort, Admit, Call, Pause, Reconfigure, SamplingParams, Sleep, UpdateWeights, same
+from leftfold.executor.base import Attachment, Score
+from leftfold.fsm import Effects
 from leftfold.fsm.effects import FinishReason, Usage
 from leftfold.fsm.effects import Output as EngineOutput
 from leftfold.server.publishing import Publisher
@@ -80,6 +84,35 @@ def test_broken_bodies_are_refused(tag: bytes, body: bytes, more: bytes) -> None
     for broken in (body, more):
         with pytest.raises(WireError):
             from_frames([tag, broken])
+
+
+SCORES = [Score(4, 7, -0.125, ((7, -0.125), (9, -3.0000001))), Score(5, 8, -1e-30)]
+
+
+def test_scores_travel_typed() -> None:
+    message = Outputs([Output("r", 0, 5, [8], None, None, None, "", SCORES), Output("s", 0, 1, [2], None, None, None)])
+    again = from_frames(to_frames(message))
+    assert isinstance(again, Outputs)
+    assert list(again.rows[0].scores) == SCORES and isinstance(again.rows[0].scores[0], Score)
+    assert list(again.rows[1].scores) == []
+
+
+@pytest.mark.parametrize("score", [5, [], [1, 2, "x", []], [1, 2, None, []], [1.5, 2, 0.0, []], [1, 2, 0.0, [5]],
+    [1, 2, 0.0, [[1]]], [1, 2, 0.0, [["a", 0.0]]], [1, 2, 0.0, [[1, "a"]]], [1, 2, 0.0, {}]])  # fmt: skip
+def test_broken_scores_are_refused(score: Any) -> None:
+    body = orjson.dumps([["r", 0, 5, [1], None, None, None, "", [score]]])
+    with pytest.raises(WireError):
+        from_frames([b"O", body])
+
+
+def test_what_came_beside_an_output_goes_with_the_first_of_its_choice() -> None:
+    row = EngineOutput("r", 0, 0, 5, (8,), None, None, None, "")
+    end = row._replace(tokens=(), finish_reason=FinishReason.ABORT)
+    other = row._replace(choice=1)
+    said: list[Any] = []
+    effects = Effects(plan=None, outputs=[row, other, end], acks=[], kv_events=(), wake_at=None)
+    Publisher(said.append)(delivery(effects, [Attachment("r", 0, 0, SCORES)]))
+    assert [list(output.scores) for output in said[0].rows] == [SCORES, [], []]
 
 
 def test_an_engines_row_becomes_plain_data() -> None:
