@@ -8,7 +8,7 @@ from leftfold.replay.fuzzing.errors import Violation
 
 
 class Audience:
-    """`live`: clients without a terminal output; `ended`: the newest terminal output of each (rid, epoch).
+    """`live`: clients without a terminal output; `ended`: the newest terminal output of each (rid, epoch, choice).
 
     Whoever is named by `must_end` before an event has to end with it, for that reason; nobody else may, but by a token.
     """
@@ -16,27 +16,35 @@ class Audience:
     def __init__(self) -> None:
         self.live: dict[Key, Client] = {}
         self.ended: dict[Key, Output] = {}
-        self._must: dict[Key, FinishReason] = {}
-        self._keep: int | None = None
+        self._must: dict[Key, tuple[FinishReason, int | None]] = {}
         self.hurried = False  # whether any client ever had a deadline
 
     def add(self, client: Client) -> None:
         self.live[client.key] = client
         self.hurried = self.hurried or client.due() > 0
 
+    def of(self, rid: str, epoch: int, choice: int | None = None) -> list[Client]:
+        """Live clients of one request."""
+        return [
+            client
+            for key, client in self.live.items()
+            if key[0] == rid and key[1] == epoch and choice in (None, key[2])
+        ]
+
     def must_end(self, client: Client, reason: FinishReason, keep: int | None = None) -> None:
         """The next event ends `client`; `keep`: output tokens that count, if not all."""
-        self._must[client.key] = reason
-        self._keep = keep
+        self._must[client.key] = (reason, keep)
 
-    def hear(self, effects: Effects) -> None:
-        """Tell every client what the effects hold for it. Raises `Violation`."""
+    def hear(self, effects: Effects, version: str) -> None:
+        """Tell every client what the effects hold for it; `version`: of the weights. Raises `Violation`."""
         live = self.live
         for output in effects.outputs:
-            key = (output.rid, output.epoch)
+            key = (output.rid, output.epoch, output.choice)
             client = live.get(key)
             if client is None:
                 raise Violation("after-end", f"{key} is over, or was never admitted, and hears {output}")
+            if output.version != version:
+                raise Violation("version", f"{output}, but the weights are {version!r}")
             if not output.tokens:
                 self._hear_end(client, output)
             elif not client.hear_token(output):
@@ -48,13 +56,14 @@ class Audience:
 
     def _hear_end(self, client: Client, output: Output) -> None:
         """A terminal output without tokens."""
-        if output.finish_reason is None or self._must.pop(client.key, None) is not output.finish_reason:
+        reason, keep = self._must.pop(client.key, (None, None))
+        if output.finish_reason is None or reason is not output.finish_reason:
             raise Violation("unasked-end", f"{client.key} ended with {output.finish_reason} ({output.error})")
         if output.position != client.known:
             raise Violation("order", f"{client.key} ended at {output.position}, expected {client.known}")
         if (output.error is not None) != (output.finish_reason is FinishReason.ERROR):
             raise Violation("error", f"{client.key} ended with {output.finish_reason} and {output.error}")
-        client.check_usage(output, client.heard if self._keep is None else min(self._keep, client.heard))
+        client.check_usage(output, client.heard if keep is None else min(keep, client.heard))
 
     def due(self) -> int:
         """When the next deadline expires (absolute µs, 0: never)."""

@@ -8,26 +8,28 @@ from leftfold.events import SamplingParams
 from leftfold.fsm import FinishReason, Output
 from leftfold.replay.fuzzing.errors import Violation
 
-Key = tuple[str, int]
-"""rid and epoch."""
+Key = tuple[str, int, int]
+"""rid, epoch and choice."""
 
 
 class Client:
-    """One admitted request, seen from outside.
+    """One choice of an admitted request, seen from outside.
 
     `tokens`: what the oracle says it gets (int ids, from the first generated one); `heard`: how many came; `limit`:
-    tokens, prompt included, at which it ends; `deadline_at`, `queue_deadline_at`: absolute µs, 0 for none.
+    tokens, prompt included, at which it ends; `serial`: how many were admitted before; `deadline_at`,
+    `queue_deadline_at`: absolute µs, 0 for none.
     """
 
     __slots__ = (
         "deadline_at", "failures", "heard", "key", "limit", "min_tokens", "preemptions", "prompt", "queue_deadline_at",
-        "stops", "tokens",
+        "serial", "stops", "tokens",
     )  # fmt: skip
 
     def __init__(
-        self, key: Key, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, limit: int
+        self, key: Key, serial: int, prompt: Sequence[int], tokens: Sequence[int], params: SamplingParams, limit: int
     ) -> None:
         self.key = key
+        self.serial = serial
         self.prompt = prompt
         self.tokens = tokens
         self.heard = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zlib import crc32
+
 from leftfold.events import ExecutionPlan
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import OracleExecutor
@@ -21,9 +23,10 @@ class Device(OracleExecutor):
                 self._memory[row.pages[position // self.page_size]][position % self.page_size] = RUBBISH
         return result
 
-    def restart(self, keep: bool) -> None:
-        """Forget the rows and, unless `keep`, the content of all pages."""
+    def restart(self, keep: bool, version: str) -> None:
+        """Forget the rows and, unless `keep`, the content of all pages; load the weights of `version`."""
         memory = self._memory
         self.reset()
+        self._weights = crc32(version.encode())
         if keep:
             self._memory = memory

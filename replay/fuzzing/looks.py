@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from leftfold.events import ExecutionPlan, Row
-from leftfold.fsm import Config, Gate, State
+from leftfold.events import ExecutionPlan, Plan, Row
+from leftfold.fsm import Config, Gate, Reason, State
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
 
 
-def refusal_code(state: State, config: Config, prompt: Sequence[int], max_tokens: int) -> str | None:
+def refusal_code(
+    state: State, config: Config, prompt: Sequence[int], max_tokens: int, choices: int = 1
+) -> str | None:
     """Why a request has to be refused now, None if it must not be."""
     count = len(prompt)
     if state.gate in (Gate.CLOSING, Gate.STOPPED):
@@ -21,10 +23,10 @@ def refusal_code(state: State, config: Config, prompt: Sequence[int], max_tokens
     if not all(0 <= token < bound for token in prompt):
         return "invalid"
     waiting = [request for request in state.live.values() if request.seat is None]
-    if config.max_queued_requests is not None and len(waiting) >= config.max_queued_requests:
+    if config.max_queued_requests is not None and len(waiting) + choices > config.max_queued_requests:
         return "queue_full"
     queued = sum(len(request.tokens) for request in waiting)
-    if config.max_queued_tokens is not None and queued + count > config.max_queued_tokens:
+    if config.max_queued_tokens is not None and queued + count * choices > config.max_queued_tokens:
         return "queue_full"
     return None
 
@@ -41,15 +43,13 @@ def check_plan(state: State, config: Config, clients: Mapping[Key, Client], plan
     """A plan obeys the limits, and names only running rows, each once, at the position they have reached."""
     rows = plan.rows
     total = sum(row.length for row in rows)
-    if not 0 < total <= config.max_batch_tokens or len(rows) > config.max_running:
+    if not plan.plan.ops and not total or total > config.max_batch_tokens or len(rows) > config.max_running:
         raise Violation("limits", f"step {plan.step} has {len(rows)} rows with {total} tokens")
     if len({row.slot for row in rows}) != len(rows):
         raise Violation("limits", f"step {plan.step} names a slot twice")
-    if not config.prefix_cache and state.pool.published:
-        raise Violation("cache", "pages are published although there is no prefix cache")
     for row in rows:
         client = client_in(state, clients, row.slot)
-        if client is None or client.key[0] != row.rid or row.length > config.chunk:
+        if client is None or client.key[::2] != (row.rid, row.choice) or row.length > config.chunk:
             raise Violation("limits", f"step {plan.step} computes {row.length} tokens of {row.rid!r} ({client})")
         _check_row(state, client, row)
 
@@ -67,12 +67,26 @@ def _check_row(state: State, client: Client, row: Row) -> None:
         raise Violation("mirror", f"pages {row.pages} of {row.rid!r} are noted to hold {mirrored}")
 
 
-def check_rest(state: State, config: Config) -> None:
+def check_rest(state: State) -> None:
     """Nothing lives: no page, slot, place in line or deadline may be left."""
     stats = state.stats()
     names = ("running", "waiting", "stopping", "live", "in_flight", "pages_held", "queued_tokens")
     left = [name for name in names if stats[name]]
+    left += [name for name in ("controls", "pause_calls", "stopping") if getattr(state, name)]
     if left or state.wake_at is not None or state.columns.watching:
         raise Violation("leak", f"{left} are left when nothing lives, wake_at is {state.wake_at}")
-    if len(state.free_slots) != config.slots:
+    if len(state.free_slots) != len(state.by_slot):
         raise Violation("leak", f"slots {state.free_slots} are free, not all {config.slots}")
+
+
+def check_reasons(state: State, plan: Plan | None, reasons: Sequence[Reason]) -> None:
+    """Reasons speak of requests that live, and everybody who waits and does not join has one."""
+    over = set() if plan is None else {(end.rid, end.epoch, end.choice) for end in plan.ends}
+    told = {(reason.rid, reason.epoch, reason.choice) for reason in reasons}
+    if not told <= state.live.keys():
+        raise Violation("reasons", f"{told - state.live.keys()} do not live")
+    joined = set() if plan is None else {(join.rid, join.epoch, join.choice) for join in plan.join}
+    silent = [request.key for request in state.waiting if request.key not in joined | told | over]
+    planned = state.gate is not Gate.STOPPED and len(state.in_flight) <= state.config.pipeline_depth
+    if silent and planned and not (plan is not None and plan.memo is not None):
+        raise Violation("reasons", f"nobody says why {silent} wait; told are {reasons}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from leftfold.events import (
@@ -12,6 +13,7 @@ from leftfold.events import (
     CacheOpDone,
     Call,
     Chunk,
+    Control,
     ControlDone,
     End,
     Event,
@@ -33,28 +35,37 @@ from leftfold.events import (
 )
 from leftfold.fsm import Config
 
+STRANGE = 1 << 40
+"""An operation that there is never."""
+
 STRAYS: Mapping[str, Callable[[int], Event]] = {
-    "Prepared": lambda t: Prepared(t=t, op=3),
-    "CacheOpDone": lambda t: CacheOpDone(t=t, op=3, moved=1),
-    "TransferDone": lambda t: TransferDone(t=t, op=3, tokens=[1]),
-    "ControlDone": lambda t: ControlDone(t=t, op=3),
+    "Prepared": lambda t: Prepared(t=t, op=STRANGE),
+    "CacheOpDone": lambda t: CacheOpDone(t=t, op=STRANGE, moved=1),
+    "TransferDone": lambda t: TransferDone(t=t, op=STRANGE, tokens=[1]),
+    "ControlDone": lambda t: ControlDone(t=t, op=STRANGE),
 }
 """Ends of an operation that no plan started."""
 
-CONTROLS: Mapping[str, Callable[[int, str], Event]] = {
-    "Session": lambda t, call: Session(t=t, call=call, session="s", open=True),
-    "Pause": lambda t, call: Pause(t=t, call=call, mode="keep"),
-    "Resume": lambda t, call: Resume(t=t, call=call),
-    "FlushCache": lambda t, call: FlushCache(t=t, call=call),
-    "Sleep": lambda t, call: Sleep(t=t, call=call),
-    "Wake": lambda t, call: Wake(t=t, call=call),
-    "UpdateWeights": lambda t, call: UpdateWeights(t=t, call=call, source="w", version="2"),
-    "Reconfigure": lambda t, call: Reconfigure(t=t, call=call, set={"max_running": 1}),
-    "Adapter": lambda t, call: Adapter(t=t, call=call, name="a", source="s", version="1"),
-    "Call": lambda t, call: Call(t=t, call=call, verb="profile", args={}),
-    "Shutdown": lambda t, call: Shutdown(t=t, call=call),
+CONTROLS: Mapping[str, Callable[..., Event]] = {
+    "Session": partial(Session, session="s", open=True),
+    "Pause": partial(Pause, mode="keep"),
+    "Resume": Resume,
+    "FlushCache": FlushCache,
+    "Sleep": Sleep,
+    "Wake": Wake,
+    "UpdateWeights": partial(UpdateWeights, source="w", version="2"),
+    "Reconfigure": partial(Reconfigure, set={"max_running": 1}),
+    "Adapter": partial(Adapter, name="a", source="s", version="1"),
+    "Call": partial(Call, verb="profile", args={}),
+    "Shutdown": Shutdown,
 }
-"""Control calls; `Shutdown` stands here for one that comes when the gate is closing already."""
+"""Control calls by name, with fields as good as any."""
+
+
+def control_event(kind: str, t: int, call: str, fields: Mapping[str, Any]) -> Event:
+    """A control call of one of `CONTROLS`."""
+    return CONTROLS[kind](t=t, call=call, **fields)
+
 
 _PROMPTS: Mapping[str, Callable[[Config], Any]] = {
     "empty prompt": lambda config: [],
@@ -72,7 +83,8 @@ _PARAMS: Mapping[str, SamplingParams] = {
     "negative min_tokens": SamplingParams(min_tokens=-1),
     "negative stop id": SamplingParams(stop_token_ids=(-1,)),
     "one stop id": SamplingParams(stop_token_ids=5),  # type: ignore[arg-type]
-    "two choices": SamplingParams(n=2),
+    "no choices": SamplingParams(n=0),
+    "too many choices": SamplingParams(n=129),
     "grammar": SamplingParams(grammar={"kind": "json", "source": "{}"}),
 }
 _FIELDS: Mapping[str, Mapping[str, Any]] = {
@@ -80,7 +92,8 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "cache mode": {"cache": "often"},
     "negative deadline": {"deadline": -1},
     "task": {"task": "embed"},
-    "logprobs": {"want": {"logprobs": 1}},
+    "too many logprobs": {"want": {"logprobs": 21}},
+    "hidden states": {"want": {"hidden": True}},
 }
 ODD_ADMITS: Sequence[str] = (*_PROMPTS, *_PARAMS, *_FIELDS)
 """Kinds of requests that no engine takes."""
@@ -110,7 +123,7 @@ def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int]) -> Forw
     return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest)
 
 
-SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt")
+SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt", "ops", "order")
 """What may be wrong with a plan."""
 
 
@@ -127,4 +140,8 @@ def spoil_plan(kind: str, plan: Plan, config: Config) -> Plan:
         return replace(plan, ends=[*plan.ends, End("nobody", 0, "deadline")])
     if kind == "preempt":
         return replace(plan, preempt=[*plan.preempt, -1])
+    if kind == "ops":
+        return replace(plan, ops=[*plan.ops, Control(op=STRANGE, verb="profile", args={})])
+    if kind == "order" and plan.ops:
+        return replace(plan, ops=[replace(op, op=op.op + 1) for op in plan.ops if isinstance(op, Control)])
     return replace(plan, step=(plan.step or 0) + 1)

@@ -40,6 +40,8 @@ def draw_config(rng: Random) -> dict[str, Any]:
         "max_queued_requests": rng.choice((None, None, None, 2)),
         "max_queued_tokens": rng.choice((None, None, None, 30)),
         "vocab_size": rng.choice((None, None, vocab)),
+        "growth_horizon": rng.choice((0, 0, 0, 3, 20)),
+        "routers": rng.random() < 0.3,
     }
 
 
@@ -54,7 +56,8 @@ class Rules:
         self.longest = longest
         self.bases = [[rng.randrange(vocab) for _ in range(longest)] for _ in range(rng.choice((1, 1, 2, 3)))]
         self.crowd = 1 + rng.choice((0, 0, 0, 1, 1, 2, 3))
-        self.tidy = rng.random() < 0.5
+        self.tenants = config["policy"] == "fair" and rng.random() < 0.8
+        self.controls = rng.choice(_CALLS)
         self.rids = RIDS[: rng.choice((2, 3, 8))]
         faulty = [rule for rule in _FAULTS if rng.random() < 0.3]
         self.rules: list[Callable[[Rules, World], Command]] = [*_WORK, *faulty]
@@ -66,6 +69,8 @@ class Rules:
         state = world.state
         if (not state.executor_present or state.gate is Gate.STOPPED) and self.rng.random() < 0.5:
             return self.start(world)
+        if (world.desk.asleep or state.gate is Gate.PAUSED) and self.rng.random() < 0.25:
+            return self.let_go(world)
         if len(world.clients) < self.crowd and state.gate is Gate.RUNNING:
             return self.admit(world)
         at = self.rng.random() * self.scale[-1]
@@ -96,6 +101,8 @@ class Rules:
         request["max_tokens"] = 1 + self._below(min(80, room + 2))
         if self.rng.random() < 0.3:
             self._garnish(request)
+        if self.tenants:
+            request["tenant"] = self.rng.choice("xyz")
         return ("admit", request)
 
     def _prompt(self) -> list[int]:
@@ -125,6 +132,8 @@ class Rules:
             request["salt"] = "s"
         elif which < 0.8:
             request["priority"] = self._below(3)
+        elif which < 0.9:
+            request["n"] = 2 + self._below(2)
         else:
             request[rng.choice(("deadline", "queue_deadline"))] = 1 + self._below(30)
 
@@ -139,6 +148,8 @@ class Rules:
             command["epoch"] = self._below(3)
         if self.rng.random() < 0.2:
             command |= {"reason": "stop_string", "keep": self._below(4)}
+        if self.rng.random() < 0.2:
+            command["choice"] = self._below(2)
         return ("abort", command)
 
     def abort_in_flight(self, world: World) -> Command:
@@ -188,7 +199,23 @@ class Rules:
         return ("stray", {"kind": self.rng.choice(list(STRAYS))})
 
     def control(self, world: World) -> Command:
-        return ("control", {"kind": self.rng.choice(list(CONTROLS)[:-1])})
+        """One of the control calls that this run knows."""
+        kind = self.rng.choice(self.controls)
+        fields = _FIELDS.get(kind)
+        return ("control", {"kind": kind, **(self.rng.choice(fields) if fields else {})})
+
+    def let_go(self, world: World) -> Command:
+        """Wake or resume."""
+        return ("control", {"kind": "Wake" if world.desk.asleep else "Resume"})
+
+    def late_done(self, world: World) -> Command:
+        return ("done", {"late": True})
+
+    def late_ends(self, world: World) -> Command:
+        return ("late_ends", {})
+
+    def stray_control(self, world: World) -> Command:
+        return ("stray_control", {"behind": self._below(3) - 1})
 
     def copy(self, world: World) -> Command:
         return ("copy", {})
@@ -196,11 +223,55 @@ class Rules:
 
 _RESTARTED = (
     "num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len", "policy", "prefix_cache",
+    "pipeline_depth", "growth_horizon",
 )  # fmt: skip
+_CALLS: Sequence[Sequence[str]] = (
+    ("FlushCache",),
+    ("Pause", "Pause", "Resume"),
+    ("Pause", "Resume", "Sleep", "Wake"),
+    ("UpdateWeights", "FlushCache"),
+    ("Reconfigure", "Call"),
+    tuple(name for name in CONTROLS if name != "Shutdown"),
+)
+"""Kinds of control calls that a run knows."""
+_TAGS: Sequence[dict[str, Any]] = ({}, {"tags": ["kv"]}, {"tags": ["weights"]}, {"tags": ["kv", "weights"]})
+_FIELDS: dict[str, Sequence[dict[str, Any]]] = {
+    "Pause": ({"mode": "wait"}, {"mode": "wait"}, {"mode": "keep"}, {"mode": "keep"}, {"mode": "abort"}, {"mode": "?"}),
+    "Sleep": (*_TAGS, *_TAGS, {"tags": []}, {"tags": ["disk"]}),
+    "Wake": (*_TAGS, {"tags": ["all"]}),
+    "UpdateWeights": (
+        {"version": "2"},
+        {"version": "3"},
+        {"version": "2", "live": "keep"},
+        {"source": "missing"},
+        {"source": "missing", "live": "keep"},
+        {"live": "perhaps"},
+    ),
+    "Reconfigure": (
+        {"set": {"max_running": 1}},
+        {"set": {"max_running": 4, "max_batch_tokens": 8}},
+        {"set": {"policy": "priority", "max_chunk_tokens": 2}},
+        {"set": {"policy": "edf"}},
+        {"set": {"pipeline_depth": 2}},
+        {"set": {"pipeline_depth": 0, "growth_horizon": 4}},
+        {"set": {"prefix_cache": False}},
+        {"set": {"max_queued_requests": 1}},
+        {"set": {}},
+        {"set": {"num_pages": 3}},
+        {"set": {"max_running": 2, "page_size": 4}},
+        {"set": {"max_running": 0}},
+        {"set": {"policy": "nobody"}},
+        {"set": {"policy": []}},
+        {"set": {"speed": 9}},
+    ),
+    "Call": ({"verb": "profile"}, {"verb": "slow_down", "args": {"factor": 2}}),
+}
+"""Fields of control calls, some of them as nobody should send them."""
 _WORK = {Rules.steps: 12, Rules.admit: 1.5, Rules.tick: 2, Rules.done: 1}
 _FAULTS = {
     Rules.abort: 2, Rules.abort_in_flight: 2, Rules.abort_all: 0.3, Rules.wait: 1, Rules.fail: 2, Rules.spoiled: 0.5,
     Rules.spoiled_plan: 0.5, Rules.stray_done: 1, Rules.lose: 0.5, Rules.start: 0.7, Rules.shutdown: 0.3,
-    Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 0.5, Rules.copy: 0.3,
+    Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 1, Rules.copy: 0.3, Rules.late_done: 0.5,
+    Rules.late_ends: 0.5, Rules.stray_control: 0.5,
 }  # fmt: skip
 RULES: Sequence[str] = tuple(rule.__name__ for rule in (*_WORK, *_FAULTS))

@@ -1,0 +1,268 @@
+"""The middle of a miniature engine: events are folded, clients, operator and routers hear, steps fly and land."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from leftfold.events import Call, ControlDone, Event, ExecutionPlan, ForwardDone, Plan, Tick, UpdateWeights
+from leftfold.events.codec import plan_json
+from leftfold.executor.base import Result
+from leftfold.executor.oracle import expected_tokens
+from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, step
+from leftfold.replay.fuzzing.audience import Audience
+from leftfold.replay.fuzzing.desk import Desk
+from leftfold.replay.fuzzing.device import Device
+from leftfold.replay.fuzzing.errors import Violation
+from leftfold.replay.fuzzing.looks import check_plan, check_reasons
+from leftfold.replay.fuzzing.router import Router
+
+
+class Core:
+    """`vocab`: the oracle's tokens are below it; `rigour`: every how many steps the costly looks are taken;
+    `routers`: somebody listens to KV events.
+
+    `state`, `log`, `clients` (live ones) and `ended` (the newest terminal output) may be looked at between commands.
+    """
+
+    def __init__(self, *, vocab: int = 50, rigour: int = 1, routers: bool = True, **config: Any) -> None:
+        self.first_config = Config(**config)
+        self.vocab = vocab
+        self.rigour = rigour
+        self.state = State(self.first_config)
+        self.device = Device(self.first_config.num_pages, self.first_config.page_size, vocab)
+        self.t = 0
+        self.log: list[Event] = []
+        self.audience = Audience()
+        self.clients = self.audience.live
+        self.ended = self.audience.ended
+        self.desk = Desk(self.first_config)
+        self.router = Router() if routers else None
+        if routers:
+            self.state.listen()
+        self.flights: deque[ExecutionPlan] = deque()
+        self._voided: list[ForwardDone | ControlDone] = []  # ends of what an earlier step's failure has voided
+        self._late: list[ControlDone] = []  # ends of operations that are told later than their step's
+        self.verbs: list[str] = []  # calls that took effect
+        self.steps_done = 0
+
+    @property
+    def config(self) -> Config:
+        """The limits in force, by the operator's account."""
+        return self.desk.config
+
+    @property
+    def flight(self) -> ExecutionPlan | None:
+        """The oldest step in flight."""
+        return self.flights[0] if self.flights else None
+
+    # Folding and hearing
+
+    def take(self, event: Event, plan: Plan | None = None) -> Effects:
+        """Log and apply one event and check the state: everything that happens, happens here."""
+        self.log.append(event)
+        effects = apply(self.state, event, plan)
+        self.state.check()
+        return effects
+
+    def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
+        """Take one event and let everybody hear. Raises what is wrong."""
+        effects = self.take(event, plan)
+        desk, state = self.desk, self.state
+        self.audience.hear(effects, desk.version)
+        if effects.plan is not None:
+            self._launch(effects.plan)
+        if desk.queue or desk.gate is not Gate.RUNNING:
+            desk.settle(len(self.flights), self.clients)
+        if effects.acks or desk.due or state.gate is not desk.gate:
+            desk.check(effects.acks, state.gate)
+        if self.router is not None:
+            if effects.kv_events:
+                self.router.hear(effects.kv_events, state)
+            if len(self.log) % self.rigour == 0:
+                self.router.compare(state)
+        if (self.audience.hurried or effects.wake_at is not None or desk.closing_at) and effects.wake_at != self._due():
+            raise Violation("wake-at", f"{effects.wake_at}, but the next deadline is {self._due()}")
+        return effects
+
+    def _due(self) -> int | None:
+        """When the next deadline expires, by the clients' own accounts."""
+        if self.state.gate is Gate.STOPPED:
+            return None
+        due, closing_at = self.audience.due(), self.desk.closing_at
+        return min(due, closing_at) if due and closing_at else due or closing_at or None
+
+    def _unheard(self, event: Event) -> None:
+        """An event that must have no effect but be counted."""
+        ignored = self.state.counts.get("ignored", 0)
+        digest = self._costly(self._digest_but_counts)
+        effects = self._fold(event)
+        if len(effects.outputs) or effects.acks or effects.plan is not None:
+            raise Violation("no-op", f"{event} had effects: {effects}")
+        if self.state.counts.get("ignored", 0) != ignored + 1:
+            raise Violation("no-op", f"{event} was not counted as ignored")
+        if digest and digest != self._digest_but_counts():
+            raise Violation("no-op", f"{event} changed the state")
+
+    def _costly(self, look: Callable[[], Any]) -> Any:
+        return look() if len(self.log) % self.rigour == 0 else None
+
+    def _digest_but_counts(self) -> str:
+        counts, self.state.counts = self.state.counts, {}
+        try:
+            return self.state.digest()
+        finally:
+            self.state.counts = counts
+
+    # Steps
+
+    def wait(self, us: int) -> None:
+        """Time passes."""
+        self.t += us
+
+    def steps(self, count: int = 1) -> None:
+        """Plan and execute so many steps, as many at once as may be in flight; fewer if there is nothing to do."""
+        for _ in range(count):
+            before = len(self.flights)
+            self.tick()
+            if not self.flights:
+                return
+            if len(self.flights) == before or before == self.config.pipeline_depth:
+                self.done()
+
+    def tick(self) -> None:
+        """Decide, and apply what was decided."""
+        self.t += 1
+        if self.audience.hurried and self.state.gate is not Gate.STOPPED:
+            self.audience.expect_deadlines(self.t)
+        plan = decide(self.state, self.t)
+        if len(self.log) % self.rigour == 0:
+            self._decide_aloud(plan)
+        if plan is None:
+            self._idle()
+            return
+        if plan.join:
+            self._joining(plan)
+        if plan.ops or self.desk.closing_at:
+            self.desk.tick(plan, self.t, len(self.flights))
+        self._fold(Tick(t=self.t, plan=plan), plan)
+
+    def _decide_aloud(self, plan: Plan | None) -> None:
+        """Reasons are given when asked for, and asking changes nothing."""
+        reasons: list[Reason] = []
+        again = decide(self.state, self.t, reasons)
+        if (plan is None) != (again is None) or (plan is not None and plan_json(plan) != plan_json(again)):
+            raise Violation("trace", f"{plan} becomes {again} when reasons are asked for")
+        check_reasons(self.state, plan, reasons)
+
+    def _joining(self, plan: Plan) -> None:
+        for join in plan.join:
+            client = self.clients[join.rid, join.epoch, join.choice]
+            if not self.desk.may_run(client):
+                raise Violation("gate", f"{client.key} joins although the drain is not for it")
+            client.queue_deadline_at = 0
+
+    def _idle(self) -> None:
+        """Nothing was decided: there was nothing to do, and the empty `Tick` changes nothing."""
+        desk, flights = self.desk, len(self.flights)
+        due = self._due()
+        if due is not None and due <= self.t:
+            raise Violation("not-ended", f"a Tick at {self.t} did nothing although {due} is over")
+        if not flights and self.clients and desk.passes() and any(map(desk.may_run, self.clients.values())):
+            raise Violation("stuck", f"nothing is planned for {list(self.clients)}")
+        if desk.ready(flights):
+            raise Violation("stuck", f"nothing is planned for {desk.queue[0]}")
+        before = self._costly(self.state.digest)
+        if before:
+            effects = step(self.state, Tick(t=self.t))
+            if self.state.digest() != before or len(effects.outputs) or effects.acks:
+                raise Violation("empty-tick", f"an empty Tick at {self.t} changed the state")
+
+    def _launch(self, plan: ExecutionPlan) -> None:
+        if len(self.flights) > self.config.pipeline_depth:
+            raise Violation("in-flight", f"step {plan.step} was planned while {len(self.flights)} are in flight")
+        desk = self.desk
+        if (desk.gate is not Gate.RUNNING or desk.queue or not desk.present or desk.asleep) and not desk.passes():
+            if len(plan.rows):
+                raise Violation("gate", f"step {plan.step} has rows behind gate {desk.gate}, {desk.queue} waits")
+        self.flights.append(plan)
+        self.steps_done += 1
+        if self.steps_done % self.rigour == 0:
+            check_plan(self.state, self.config, self.clients, plan)
+
+    def done(self, late: bool = False) -> None:
+        """The oldest step in flight ends well; what was voided before it is reported first.
+
+        `late`: ends of the operations that it started are told some time after.
+        """
+        self._report_voided()
+        if not self.flights:
+            return
+        plan = self.flights[0]
+        result = self._execute(plan)
+        if result.controls:
+            ends = self._ends(result)
+            self._late += ends if late else []
+            for end in () if late else ends:
+                self._control_done(end)
+        self.flights.popleft()
+        self._fold(ForwardDone(t=self.t, step=plan.step, tokens=result.tokens, digest=result.digest))
+
+    def _execute(self, plan: ExecutionPlan) -> Result:
+        result = self.device.execute(plan)
+        if result.error is not None:
+            raise Violation("executor", f"step {plan.step}: {result.error['text']}")
+        return result
+
+    def _report_voided(self) -> None:
+        if self._voided:
+            voided, self._voided = self._voided, []
+            for event in voided:
+                self._unheard(replace(event, t=self.t))
+
+    # Operations
+
+    def late_ends(self) -> None:
+        """Ends of operations that were held back are told."""
+        late, self._late = self._late, []
+        for event in late:
+            self._control_done(replace(event, t=self.t))
+
+    def _ends(self, result: Result) -> list[ControlDone]:
+        return [ControlDone(t=self.t, op=op, info=info, error=error) for op, info, error in result.controls]
+
+    def _control_done(self, event: ControlDone) -> None:
+        """An operation ends: what it changes is changed, and its call is answered with this event."""
+        effect = self.desk.done(event.op, event.error is None)
+        if isinstance(effect, UpdateWeights):
+            self._say_anew(effect.version)
+        elif isinstance(effect, Call):
+            self.verbs.append(effect.verb)
+        if not self.desk.due:
+            self._unheard(event)
+        else:
+            self._fold(event)
+
+    def _say_anew(self, version: str) -> None:
+        """Other weights say other tokens from here on."""
+        for client in self.clients.values():
+            heard = list(client.tokens[: client.heard])
+            context = [*client.prompt, *heard]
+            client.tokens = heard + expected_tokens(context, max(0, client.limit - len(context)), self.vocab, version)
+
+    def _lost(self, tell: Sequence[ControlDone] = ()) -> None:
+        """After a loss: ends of operations that were under way come too late for anybody."""
+        late, self._late = [*self._late, *tell], []
+        for event in late:
+            self._unheard(replace(event, t=self.t))
+
+    def check_effects(self) -> None:
+        """What was answered has happened."""
+        state, desk = self.state, self.desk
+        if state.config != desk.config or sorted(state.asleep) != desk.asleep or state.version != desk.version:
+            raise Violation(
+                "effect", f"{state.config}, {state.asleep}, {state.version!r}; expected {desk.config}, "
+                f"{desk.asleep}, {desk.version!r}"
+            )  # fmt: skip
