@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -158,3 +159,40 @@ def test_the_default_model_knows_the_capital_of_france(tmp_path: Path) -> None:
         done = subprocess.run(replay, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout)["divergence"] is None
+
+
+def resident_of_engine(server: ServerProcess) -> int:
+    """Bytes of main memory of the server's largest child, which is the engine."""
+    tasks = Path(f"/proc/{server.process.pid}/task").glob("*/children")
+    children = [child for task in tasks for child in task.read_text().split()]
+    pages = [int(Path(f"/proc/{child}/statm").read_text().split()[1]) for child in children]
+    return max(pages) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory of processes is read from /proc")
+def test_the_default_model_sleeps_and_wakes_as_it_was(tmp_path: Path) -> None:
+    try:
+        resolve(progress=False)
+    except DownloadFailed as error:
+        pytest.skip(f"the default model is neither here nor can it be fetched: {error}")
+    with start(tmp_path, "--kv-tokens", "8192") as server:
+        client = client_of(server.wait_until_ready())
+
+        def ask() -> Any:
+            answer = client.completions.create(
+                model="smollm2", prompt="The capital of France is", max_tokens=6, temperature=0, logprobs=2, echo=True
+            )
+            return answer.choices[0]
+
+        before, awake = ask(), resident_of_engine(server)
+        assert "Paris" in before.text and before.logprobs.tokens[:3] == ["The", " capital", " of"]
+        best = max(before.logprobs.top_logprobs[5], key=before.logprobs.top_logprobs[5].get)
+        assert best == before.logprobs.tokens[5]  # greedy
+        assert httpx.post(f"{server.url}/sleep?level=2", timeout=PATIENCE).status_code == 200
+        assert awake - resident_of_engine(server) > 600 << 20  # 135 million weights of 4 bytes, 8192 tokens of K/V
+        assert httpx.post(f"{server.url}/wake_up", timeout=PATIENCE).status_code == 200
+        assert ask() == before
+        assert server.interrupt() == 0
+    verdict = verify(EventLog.read(tmp_path / "log"))
+    assert verdict.divergence is None
