@@ -114,7 +114,8 @@ def _safetensors_places(folder: Path) -> dict[str, Path]:
             raise ModelError(f"{index} names files outside its folder: {strange[0]!r}")
         files = [folder / name for name in sorted(names)]
     else:
-        files = sorted(folder.glob("*.safetensors"))
+        whole = folder / "model.safetensors"  # beside it, a model's original files may lie in another layout
+        files = [whole] if whole.is_file() else sorted(folder.glob("*.safetensors"))
     places: dict[str, Path] = {}
     for file in files:
         try:

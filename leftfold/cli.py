@@ -22,6 +22,12 @@ COMMANDS = {
     "fsm": ("leftfold.commands.fsm", "draw the request's state machine"),
 }
 
+SERVE_EXTRA = frozenset({
+    "fastapi", "gguf", "huggingface_hub", "jinja2", "prometheus_client", "pydantic", "safetensors", "starlette",
+    "tokenizers", "torch", "transformers", "uvicorn", "zmq",
+})  # fmt: skip
+"""Modules that come with `leftfold[serve]`, and that a light installation lacks."""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command: 0 on success, 1 on a finding, 2 on wrong use (one line on stderr)."""
@@ -30,6 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _command(arguments)
     except UsageError as error:
         print(f"leftfold: {error}", file=sys.stderr)
+        return WRONG_USE
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in SERVE_EXTRA:
+            raise
+        print(f"leftfold: {arguments[0]} needs {missing}: pip install 'leftfold[serve]'", file=sys.stderr)
         return WRONG_USE
     except KeyboardInterrupt:
         print(file=sys.stderr)

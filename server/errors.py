@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
 _SHOWN = 80
@@ -34,9 +36,28 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
+class _Short(reprlib.Repr):
+    """Looks at the beginning of a value alone, however large it is."""
+
+    maxlevel = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 2 * _SHOWN
+
+    def repr_str(self, value: str, level: int) -> str:
+        return repr(value[: self.maxstring])
+
+    def repr_dict(self, value: Mapping[Any, Any], level: int) -> str:
+        if level <= 0:
+            return "{…}"
+        shown = [f"{self.repr1(k, level - 1)}: {self.repr1(v, level - 1)}" for k, v in islice(value.items(), 6)]
+        return "{" + ", ".join(shown) + (", …}" if len(value) > 6 else "}")
+
+
 def shown(value: Any) -> str:
     """A value as it may stand in a message: short, control characters escaped."""
-    text = repr(value)
+    text = _Short().repr(value)
     return text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
 
 

@@ -42,4 +42,4 @@ class Keys:
 
 
 def _digest_of(key: str | None) -> bytes | None:
-    return hashlib.sha256(key.encode()).digest() if key else None
+    return None if key is None else hashlib.sha256(key.encode()).digest()

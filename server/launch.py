@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import socket
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leftfold.server.options import ServeOptions
@@ -22,7 +24,7 @@ def serve(options: ServeOptions, builder: str = BUILDER) -> int:
     process calls with the options and a callback for effects, to get the engine.
     """
     try:
-        listener = listen(options.host, options.port)
+        listeners = listen(options.host, options.port)
     except OSError as error:
         where = f"{options.host}:{options.port}"
         print(f"leftfold: cannot listen on {where}: {error.strerror or error}; choose another --port", file=sys.stderr)
@@ -31,16 +33,45 @@ def serve(options: ServeOptions, builder: str = BUILDER) -> int:
 
     from leftfold.server.supervisor import Supervisor
 
-    with listener:
-        return asyncio.run(Supervisor(options, listener, builder).run())
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
+        return asyncio.run(Supervisor(options, listeners, builder).run())
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket. Raises OSError if the address cannot be taken."""
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, kind, protocol)
+def listen(host: str, port: int) -> list[socket.socket]:
+    """Listening TCP sockets, on one port, for every address of `host` (`localhost` may have two).
+
+    Raises OSError if an address is taken, or if this machine has none of them.
+    """
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    places = {(family, address[0]): address for family, _, _, _, address in found}
+    listeners: list[socket.socket] = []
+    missing: OSError | None = None
+    try:
+        for (family, _), address in places.items():
+            chosen = listeners[0].getsockname()[1] if listeners else port
+            try:
+                listeners.append(_listener(family, (address[0], chosen, *address[2:]), len(places) > 1))
+            except OSError as error:
+                if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                    raise
+                missing = error
+        if missing is not None and not listeners:
+            raise missing
+    except OSError:
+        for listener in listeners:
+            listener.close()
+        raise
+    return listeners
+
+
+def _listener(family: int, address: tuple[Any, ...], one_family: bool) -> socket.socket:
+    listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6 and one_family:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # the other family has its own socket
         listener.bind(address)
         listener.listen(_BACKLOG)
         listener.setblocking(False)

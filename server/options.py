@@ -7,53 +7,38 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from leftfold.options import EngineOptions
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServeOptions:
-    """Options of one server. None means: the engine decides (from the model, the device and free memory).
+class ServeOptions(EngineOptions):
+    """Options of one server: the engine's, and those of HTTP.
 
-    `model`: `smollm2`, a local folder, a `.gguf` file or a hub id. `log_dir`: the log itself; None is
-    `logs/<model>`. `max_num_seqs`, `max_num_batched_tokens`, `max_chunk_tokens`, `max_model_len`, `kv_tokens`,
-    `page_size` in sequences or tokens; `kv_memory` in bytes; `threads` of the executor. `durability`: "strict",
-    "async" or "off". `shutdown_timeout` in seconds. `max_body_bytes`: largest request body.
-    `max_queued_requests`, `max_queued_tokens`: None is no limit. `max_n`: most choices of one request.
-    `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `request_timeout`,
-    `queue_timeout`: seconds until a request ends, or must run, at the latest (0: no limit).
-    `sleep_policy`: while paused or asleep new requests "wait", or the server will "refuse" them.
+    `shutdown_timeout` in seconds. `max_body_bytes`: largest request body. `max_open_requests`: HTTP requests that are
+    being answered at a time. `max_n`: most choices of one request. `request_timeout`, `queue_timeout`: seconds until a
+    request ends, or must run, at the latest (0: no limit). `sleep_policy`: while paused or asleep new requests "wait",
+    or the server will "refuse" them. An empty key is a ValueError: it would open the server.
     """
 
-    model: str = "smollm2"
     host: str = "127.0.0.1"
     port: int = 8000
-    log_dir: str | None = None
     api_key: str | None = None
     admin_api_key: str | None = None
     served_model_name: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_chunk_tokens: int | None = None
-    max_model_len: int | None = None
-    max_queued_requests: int | None = None
-    max_queued_tokens: int | None = None
-    growth_horizon: int = 0
-    kv_tokens: int | None = None
-    kv_memory: int | None = None
-    page_size: int | None = None
-    policy: str = "fcfs"
-    pipeline_depth: int = 0
-    prefix_cache: bool = True
-    dtype: str = "auto"
-    device: str = "auto"
-    threads: int | None = None
-    kernels: str | None = None
-    durability: str = "async"
     shutdown_timeout: float = 2.0
     request_timeout: float = 0.0
     queue_timeout: float = 600.0
     sleep_policy: str = "wait"
     max_body_bytes: int = 16 * 1024 * 1024
+    max_open_requests: int = 4096
     max_n: int = 128
     disable_access_log: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("api_key", "admin_api_key"):
+            key = getattr(self, name)
+            if key is not None and not key.strip():
+                raise ValueError(f"{name} is empty; give a key, or leave it out to let everybody in")
 
     def to_dict(self) -> dict[str, Any]:
         """The options as JSON-able data, for the engine process."""

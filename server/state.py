@@ -12,6 +12,7 @@ from leftfold.server.client import EngineClient, Group
 from leftfold.server.errors import ApiError, unavailable
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
+from leftfold.server.texts import Texts
 from leftfold.text import Tokenizer
 
 
@@ -22,6 +23,10 @@ class Service:
     engine: EngineClient
     tokenizer: Tokenizer
     info: Mapping[str, Any]
+    texts: Texts = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.texts = Texts(self.tokenizer)
 
     @property
     def max_model_len(self) -> int:
@@ -56,6 +61,7 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.open: dict[str, Group] = {}
+        self.held_bytes = 0  # of bodies
         self.idle = asyncio.Event()
         self.idle.set()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import sys
 import tempfile
 import threading
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import orjson
@@ -30,6 +31,7 @@ from leftfold.text import TextError, load_tokenizer
 
 T = TypeVar("T")
 _ENGINE_STOP_SECONDS = 2.2  # then it is killed: a stop takes less than five seconds in all
+_SOCKET_PATH = 100  # a Unix socket's path has 107 bytes at most, on some systems 103
 _ANSWER_SECONDS = 0.5
 _CLOSE_SECONDS = 0.2
 
@@ -53,14 +55,14 @@ class _Http(uvicorn.Server):
 class Supervisor:
     """Owns the listener, the HTTP server, the engine's process and the way they end. `run` once."""
 
-    def __init__(self, options: ServeOptions, listener: socket.socket, builder: str) -> None:
+    def __init__(self, options: ServeOptions, listeners: Sequence[socket.socket], builder: str) -> None:
         self._options = options
-        self._listener = listener
+        self._listeners = list(listeners)
         self._builder = builder
         name = api_name(options)
         self._state = ServerState(options, name, Metrics(name))
         self._http = _Http(_http_config(self._state))
-        self._folder = tempfile.mkdtemp(prefix="leftfold-")  # 0700: nobody else may speak to the engine
+        self._folder = socket_folder()
         self._client: EngineClient | None = None
         self._process: Process | None = None
         self._asked_to_stop = asyncio.Event()
@@ -73,7 +75,7 @@ class Supervisor:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, self._on_signal)
         _set_up_logging()
-        http = asyncio.create_task(self._http.serve(sockets=[self._listener]))
+        http = asyncio.create_task(self._http.serve(sockets=self._listeners))
         try:
             return await self._until_stopped()
         except _Refused as error:
@@ -148,7 +150,7 @@ class Supervisor:
             print(f"leftfold: refusing all work: {fault}", file=sys.stderr)
             return
         self._state.phase = "ready"
-        host, port = self._listener.getsockname()[:2]
+        host, port = self._listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"leftfold: serving {self._state.model_name} on http://{shown}:{port}", file=sys.stderr, flush=True)
 
@@ -194,10 +196,20 @@ class Supervisor:
                 await process.wait()
 
 
+def socket_folder() -> str:
+    """A new folder for the engine's sockets; nobody else may enter it. Their paths have to be short."""
+    folder = tempfile.mkdtemp(prefix="leftfold-")
+    if len(os.fsencode(folder)) + len("/commands") <= _SOCKET_PATH:
+        return folder
+    os.rmdir(folder)
+    return tempfile.mkdtemp(prefix="leftfold-", dir="/tmp")
+
+
 def _http_config(state: ServerState) -> uvicorn.Config:
     return uvicorn.Config(
         create_app(state),
         log_config=None,
+        http="h11",  # whatever else is installed
         access_log=not state.options.disable_access_log,
         lifespan="off",
         server_header=False,

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from leftfold.commands.common import OK, UsageError, natural, positive
+from leftfold.commands.common import OK, WRONG_USE, UsageError, key, keys_from_environment, natural, positive
 from leftfold.commands.serve import add_engine_arguments
 
 Messages = list[dict[str, str]]
@@ -22,7 +22,7 @@ _OWN = ("run", "launch", "url", "api_key", "system", "temperature", "top_p", "ma
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="what to chat with")
     parser.add_argument("--url", help="a server to chat with instead, such as http://127.0.0.1:8000")
-    parser.add_argument("--api-key", help="the server's key")
+    parser.add_argument("--api-key", type=key, help="the server's key (LEFTFOLD_API_KEY)")
     parser.add_argument("--system", metavar="TEXT", help="the system message")
     parser.add_argument("--temperature", type=float, default=0.7, help="0 always takes the likeliest token (0.7)")
     parser.add_argument("--top-p", type=float, default=0.95, help="draw from the likeliest tokens of this mass (0.95)")
@@ -35,8 +35,9 @@ def run(args: argparse.Namespace) -> int:
     if args.url is not None:
         from leftfold.commands.remote import RemoteChat
 
-        talk(RemoteChat(args.url, args.api_key, getattr(args, "model", None), sampling(args)).ask, args.system)
-        return OK
+        given_key = args.api_key or keys_from_environment("api_key").get("api_key")
+        chat = RemoteChat(args.url, given_key, getattr(args, "model", None), sampling(args))
+        return OK if talk(chat.ask, args.system) else WRONG_USE
     return _local(args)
 
 
@@ -73,18 +74,28 @@ def _local(args: argparse.Namespace) -> int:
     return OK
 
 
-def talk(ask: Ask, system: str | None) -> None:
-    """Turns until the input ends; an answer is printed as it comes."""
+def talk(ask: Ask, system: str | None) -> bool:
+    """Turns until the input ends; an answer is printed as it comes. Whether the last one came.
+
+    A turn that is refused is said so, and then as if it had not been.
+    """
+    answered = True
     start: Messages = [{"role": "system", "content": system}] if system else []
     messages = list(start)
     while (text := _read()) is not None:
         if text in ("/exit", "/quit"):
-            return
+            return answered
         if text == "/reset":
             messages = list(start)
         elif text:
-            messages.append({"role": "user", "content": text})
-            messages.append({"role": "assistant", "content": _say(ask(messages))})
+            turn = [*messages, {"role": "user", "content": text}]
+            try:
+                messages = [*turn, {"role": "assistant", "content": _say(ask(turn))}]
+                answered = True
+            except UsageError as error:
+                print(f"leftfold: {error}", file=sys.stderr)
+                answered = False
+    return answered
 
 
 def _read() -> str | None:

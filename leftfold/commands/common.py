@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from typing import Any, NoReturn
@@ -64,6 +65,25 @@ def seconds(text: str) -> float:
     if not 0 <= value < 1e9:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds of at least 0")
     return value
+
+
+def key(text: str) -> str:
+    """A key; an empty one would open what it should close."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the key is empty: give one, or leave the option out")
+    return text
+
+
+def keys_from_environment(*options: str) -> dict[str, str]:
+    """Keys that the environment gives, by option: `LEFTFOLD_API_KEY` is `api_key`. Raises UsageError for empty ones."""
+    found = {}
+    for option in options:
+        name = f"LEFTFOLD_{option.upper()}"
+        if name in os.environ:
+            found[option] = os.environ[name]
+            if not found[option].strip():
+                raise UsageError(f"{name} is empty: set it to a key, or unset it")
+    return found
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -1,7 +1,8 @@
 """Serve a model over an OpenAI-compatible HTTP API, with every event logged.
 
 MODEL is `smollm2` (the default, fetched once), a local Hugging Face folder, a .gguf file or a hub id. The log goes
-to logs/<model>; a start on an existing log goes on with it. Ctrl-C stops cleanly.
+to logs/<model>; a start on an existing log goes on with it. Ctrl-C stops cleanly. Keys can come from the environment
+as well (LEFTFOLD_API_KEY, LEFTFOLD_ADMIN_API_KEY), where other users of the machine don't see them.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from leftfold.commands.common import natural, positive, seconds, size
+from leftfold.commands.common import key, keys_from_environment, natural, positive, seconds, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -17,10 +18,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     http = parser.add_argument_group("HTTP")
     _add(http, "--host", help="address to listen on (127.0.0.1)")
     _add(http, "--port", type=port, help="port to listen on (8000; 0: any free one)")
-    _add(http, "--api-key", help="key that clients must send as a bearer token")
-    _add(http, "--admin-api-key", help="key for control routes, such as /pause (default: --api-key opens them)")
+    _add(http, "--api-key", type=key, help="key that clients must send as a bearer token (LEFTFOLD_API_KEY)")
+    _add(http, "--admin-api-key", type=key, help="key for control routes, such as /pause (LEFTFOLD_ADMIN_API_KEY)")
     _add(http, "--served-model-name", help="the model's name in the API (default: its own)")
     _add(http, "--max-body-bytes", type=size, help="largest request body (16MiB)")
+    _add(http, "--max-open-requests", type=positive, help="requests that are answered at a time (4096)")
     _add(http, "--max-n", type=positive, help="most choices of one request (128)")
     _add(http, "--request-timeout", type=seconds, help="seconds until an answer ends at the latest (0: no limit)")
     _add(http, "--queue-timeout", type=seconds, help="seconds that a request waits to run at most (600; 0: no limit)")
@@ -29,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     log = parser.add_argument_group("log")
     _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
     _add(log, "--durability", choices=("async", "off"), help="async: group commits (default); off: keep no log")
-    _add(log, "--shutdown-timeout", type=float, metavar="SECONDS", help="time to drain on a stop (2)")
+    _add(log, "--shutdown-timeout", type=seconds, metavar="SECONDS", help="time to drain on a stop (2)")
     add_engine_arguments(parser)
 
 
@@ -85,5 +87,6 @@ def given(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
-    code: int = args.launch(given(args))
+    options = keys_from_environment("api_key", "admin_api_key") | given(args)
+    code: int = args.launch(options)
     return code

@@ -37,6 +37,14 @@ class Tokenizer:
         return max(self.backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
+    def longest_piece(self) -> int:
+        """Characters of the longest token: a text of more characters than n of these has more than n tokens.
+
+        (A tokenizer that squeezes text, such as runs of spaces, before it cuts it may need fewer.)
+        """
+        return max(map(len, self.backend.get_vocab(with_added_tokens=True)), default=1)
+
+    @cached_property
     def special_ids(self) -> frozenset[int]:
         return special_ids(self.backend)
 
@@ -52,12 +60,16 @@ class Tokenizer:
         return byte_pieces(self.backend)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text`; `add_special_tokens` puts BOS and its like where the model wants them."""
-        return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Token ids of `text`; `add_special_tokens` puts BOS and its like where the model wants them.
+
+        Other threads run meanwhile: the binding's batch call gives back the interpreter's lock, its single one does
+        not.
+        """
+        return list(self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids)
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of `ids`; broken UTF-8 becomes U+FFFD."""
-        return str(self.backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
+        return str(self.backend.decode_batch([list(ids)], skip_special_tokens=skip_special_tokens)[0])
 
     def token_bytes(self, token: int) -> bytes:
         """What one token stands for by itself: a special one for its name, an unknown id for nothing."""

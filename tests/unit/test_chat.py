@@ -136,6 +136,36 @@ def test_what_a_server_refuses_is_said_in_one_line(
     assert "answers 400: temperature 9 is out of range" in err and err.count("\n") == 1
 
 
+def test_a_refused_turn_is_forgotten_and_the_conversation_goes_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def ask(messages: list[dict[str, str]]) -> Iterator[str]:
+        asked.append([message["content"] for message in messages])
+        if messages[-1]["content"] == "too long":
+            raise UsageError("answers 400: too long")
+        yield "yes"
+
+    typed(monkeypatch, "one", "too long", "two")
+    assert talk(ask, None)
+    assert asked == [["one"], ["one", "yes", "too long"], ["one", "yes", "two"]]
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err) == ("yes\nyes\n", "leftfold: answers 400: too long\n")
+
+
+def test_the_key_can_come_from_the_environment(
+    url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LEFTFOLD_API_KEY", "secret")
+    typed(monkeypatch, "x")
+    assert main(["chat", "--url", url]) == 0
+    assert Handler.seen[0]["key"] == "Bearer secret"
+    monkeypatch.setenv("LEFTFOLD_API_KEY", "")
+    assert main(["chat", "--url", url]) == 2
+    assert "LEFTFOLD_API_KEY is empty" in capsys.readouterr().err
+
+
 def test_a_server_that_is_not_there() -> None:
     with pytest.raises(UsageError, match="no server at"):
         RemoteChat("http://127.0.0.1:9", None, None, {})

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leftfold import cli
 from leftfold.cli import COMMANDS, main
 from leftfold.events import EventLog
 from leftfold.fsm import TRANSITIONS
@@ -54,6 +55,10 @@ def one_object(text: str) -> Any:
         ("serve", "--nope"),
         ("serve", "--port", "65536"),
         ("serve", "--port", "x"),
+        ("serve", "--api-key", ""),
+        ("serve", "--admin-api-key", " "),
+        ("serve", "--shutdown-timeout", "nan"),
+        ("serve", "--shutdown-timeout", "-1"),
         ("serve", "--max-num-seqs", "0"),
         ("serve", "--kv-memory", "much"),
         ("serve", "--kv-memory", "1G", "--kv-tokens", "5"),
@@ -249,3 +254,38 @@ def test_every_serve_flag_is_an_option_of_the_server() -> None:
     serve.add_arguments(parser)
     flags = {action.dest for action in parser._actions} - {"help"}
     assert flags == {field.name for field in fields(ServeOptions)}
+
+
+def test_keys_come_from_the_environment_unless_they_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[dict[str, Any]] = []
+    monkeypatch.setattr(cli, "launch_server", lambda options: served.append(options) or 0)
+    monkeypatch.setenv("LEFTFOLD_API_KEY", "from-env")
+    monkeypatch.setenv("LEFTFOLD_ADMIN_API_KEY", "boss")
+    assert run("serve") == 0 and run("serve", "--api-key", "given") == 0
+    assert [options["api_key"] for options in served] == ["from-env", "given"]
+    assert {options["admin_api_key"] for options in served} == {"boss"}
+
+
+@pytest.mark.parametrize("name", ["LEFTFOLD_API_KEY", "LEFTFOLD_ADMIN_API_KEY"])
+def test_an_empty_key_in_the_environment_does_not_open_the_server(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(cli, "launch_server", lambda options: 0)
+    monkeypatch.setenv(name, "")
+    assert run("serve") == 2
+    error = capsys.readouterr().err
+    assert name in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["serve", "--port", "0"], ["chat"]])
+def test_a_light_installation_says_what_serving_needs(command: list[str]) -> None:
+    code = f"""
+import sys
+from leftfold.cli import SERVE_EXTRA, main
+for name in SERVE_EXTRA:
+    sys.modules[name] = None  # as if it were not installed
+sys.exit(main({command!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.endswith("pip install 'leftfold[serve]'\n") and done.stderr.count("\n") == 1

