@@ -1,22 +1,24 @@
 """Events and plans as JSON records and back; a field at its default is left out.
 
 `encode` writes one record as bytes, `decode` reads a parsed record. Numpy arrays are written directly. A record of an
-unknown type, with an unknown or missing field or a value of the wrong kind raises `CodecError`, which names it.
+unknown type, with an unknown or missing field or a value of the wrong kind (events/shapes.py) raises `CodecError`, which
+names it; what `encode` has written, `decode` reads.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
-from typing import Any
+from dataclasses import MISSING
+from typing import Any, NoReturn
 
 import numpy as np
 import orjson
 
 from leftfold.events import types
 from leftfold.events.plan import Chunk, End, Evict, Grow, Join, Operation, Plan
-from leftfold.events.types import Event, ForwardDone, SamplingParams, Tick
+from leftfold.events.shapes import Layout, is_integer
+from leftfold.events.types import Admit, Event, ForwardDone, SamplingParams, Tick
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 
@@ -29,19 +31,11 @@ def _tag(cls: type) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
 
-def _layout(cls: type) -> tuple[tuple[str, Any], ...]:
-    return tuple(
-        (f.name, f.default) for f in fields(cls) if not f.name.startswith("_") and f.name != "t"
-    )
-
-
 OPERATIONS: tuple[type[Operation], ...] = Operation.__args__
 TAGS: Mapping[type, str] = {cls: _tag(cls) for cls in (*types.EVENTS, *OPERATIONS)}
 _EVENT_TYPES: Mapping[str, type[Event]] = {TAGS[cls]: cls for cls in types.EVENTS}
 _OPERATION_TYPES: Mapping[str, type[Operation]] = {TAGS[cls]: cls for cls in OPERATIONS}
-_LAYOUTS: Mapping[type, tuple[tuple[str, Any], ...]] = {
-    cls: _layout(cls) for cls in (*types.EVENTS, *OPERATIONS, SamplingParams, Plan)
-}
+_LAYOUTS: Mapping[type, Layout] = {cls: Layout(cls) for cls in (*types.EVENTS, *OPERATIONS, SamplingParams, Plan)}
 
 
 def _contiguous(value: Any) -> Any:
@@ -53,9 +47,19 @@ def _contiguous(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} cannot be written to a log")
 
 
-def _present(record: Any, layout: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
+def _is_default(value: Any, default: Any) -> bool:
+    """Whether a field may be left out: it reads back as its default, of which it has the type, too."""
+    if value is default:
+        return True
+    kind = type(value)
+    if kind is type(default):
+        return bool(value == default)
+    return default == () and (kind is list or kind is np.ndarray) and not len(value)
+
+
+def _present(record: Any, layout: Layout) -> dict[str, Any]:
     out: dict[str, Any] = {}
-    for name, default in layout:
+    for name, default in layout.fields:
         value = getattr(record, name)
         if value is default:
             continue
@@ -63,7 +67,7 @@ def _present(record: Any, layout: tuple[tuple[str, Any], ...]) -> dict[str, Any]
             encoded = params_json(value)
             if encoded != b"{}":
                 out[name] = orjson.Fragment(encoded)
-        elif isinstance(value, np.ndarray) or value != default:
+        elif not _is_default(value, default):
             out[name] = value
     return out
 
@@ -125,22 +129,43 @@ def plan_json(plan: Plan) -> bytes:
     return encoded
 
 
+def _refuse(where: str, name: str, value: Any) -> NoReturn:
+    shown = repr(value)
+    raise CodecError(f"{where}: {name} {shown if len(shown) <= 80 else shown[:80] + '…'} is not of its kind")
+
+
+def _check_writable(record: Any, where: str) -> None:
+    """Raises `CodecError` for a record that could not be read back."""
+    for name, default, check in _LAYOUTS[type(record)].writes:
+        value = getattr(record, name)
+        if value is not default and not check(value):
+            _refuse(where, name, value)
+
+
 def encode(event: Event, seq: int | None = None) -> bytes:
-    """One event as a JSON object: `{"seq":17,"t":…,"type":"forward_done",…}` (no `seq` when None)."""
+    """One event as a JSON object: `{"seq":17,"t":…,"type":"forward_done",…}` (no `seq` when None).
+
+    Raises `CodecError` for one that `decode` would refuse, `TypeError` for what JSON cannot hold.
+    """
     cls = type(event)
     out: dict[str, Any] = {} if seq is None else {"seq": seq}
+    if not is_integer(event.t):
+        _refuse(TAGS[cls], "t", event.t)
     out["t"] = event.t
     out["type"] = TAGS[cls]
+    if cls is Tick:
+        if event.plan is not None:  # type: ignore[union-attr]
+            out["plan"] = orjson.Fragment(plan_json(event.plan))  # type: ignore[union-attr]
+        return orjson.dumps(out, _contiguous, _OPTIONS)
+    _check_writable(event, TAGS[cls])
     if cls is ForwardDone and event.error is None and event.counts is None and not event.ended:  # type: ignore[union-attr]
         out["step"] = event.step  # type: ignore[union-attr]
         out["tokens"] = event.tokens  # type: ignore[union-attr]
         if event.digest is not None:  # type: ignore[union-attr]
             out["digest"] = event.digest  # type: ignore[union-attr]
         return orjson.dumps(out, _contiguous, _OPTIONS)
-    if cls is Tick:
-        if event.plan is not None:  # type: ignore[union-attr]
-            out["plan"] = orjson.Fragment(plan_json(event.plan))  # type: ignore[union-attr]
-        return orjson.dumps(out, _contiguous, _OPTIONS)
+    if cls is Admit:
+        _check_writable(event.params, "params")  # type: ignore[union-attr]
     out.update(_present(event, _LAYOUTS[cls]))
     return _dumps(out)
 
@@ -149,27 +174,29 @@ def encode(event: Event, seq: int | None = None) -> bytes:
 
 
 def _build(cls: type, raw: Mapping[str, Any], where: str) -> Any:
-    known = _LAYOUTS[cls]
-    names = {name for name, _ in known} | ({"t"} if cls in _EVENT_TYPES.values() else set())
-    if unknown := raw.keys() - names:
-        raise CodecError(f"{where}: unknown field {min(unknown)!r}")
-    if missing := [name for name, default in known if default is MISSING and name not in raw]:
-        raise CodecError(f"{where}: field {missing[0]!r} is missing")
-    return cls(**raw)
-
-
-def _rows(where: str, field: str, raw: Any, make: Callable[..., Any]) -> tuple[Any, ...]:
+    """A record from its fields, each checked (`t` by the caller)."""
+    checks = _LAYOUTS[cls].reads
+    for name, value in raw.items():
+        if name not in checks:
+            raise CodecError(f"{where}: unknown field {name!r}")
+        check = checks[name]
+        if check is not None and not check(value):
+            _refuse(where, name, value)
     try:
-        return tuple(make(*row) for row in raw)
-    except TypeError as error:
-        raise CodecError(f"{where}: {field} {raw!r} is not a list of {make.__name__} rows") from error
+        return cls(**raw)
+    except TypeError as error:  # all names are known, so one is missing
+        missing = [name for name, default in _LAYOUTS[cls].fields if default is MISSING and name not in raw]
+        raise CodecError(f"{where}: field {missing[0]!r} is missing") from error
 
 
-def _decode_operation(raw: Mapping[str, Any]) -> Operation:
-    cls = _OPERATION_TYPES.get(raw.get("type", ""))
+def _decode_operation(raw: Any) -> Operation:
+    tag = raw.get("type") if isinstance(raw, dict) else raw
+    cls = _OPERATION_TYPES.get(tag) if isinstance(tag, str) else None
     if cls is None:
-        raise CodecError(f"unknown operation type {raw.get('type')!r}")
-    operation: Operation = _build(cls, {k: v for k, v in raw.items() if k != "type"}, f"operation {raw['type']}")
+        raise CodecError(f"unknown operation type {tag!r}")
+    values = dict(raw)
+    del values["type"]
+    operation: Operation = _build(cls, values, f"operation {tag}")
     return operation
 
 
@@ -181,20 +208,32 @@ _PLAN_ROWS: Mapping[str, Callable[..., Any]] = {
 def decode_plan(raw: Mapping[str, Any]) -> Plan:
     """A plan from its parsed JSON. Raises `CodecError`."""
     values = dict(raw)
-    for name, make in _PLAN_ROWS.items():
-        if name in values:
-            values[name] = _rows("plan", name, values[name], make)
-    if "ops" in values:
-        values["ops"] = tuple(_decode_operation(op) for op in values["ops"])
+    if isinstance(values.get("ops"), list):
+        values["ops"] = tuple([_decode_operation(op) for op in values["ops"]])
     plan: Plan = _build(Plan, values, "plan")
+    for name in values:
+        if name in _PLAN_ROWS:
+            make = _PLAN_ROWS[name]
+            object.__setattr__(plan, name, tuple([make(*row) for row in values[name]]))
     return plan
+
+
+def _biases(raw: Mapping[str, Any]) -> dict[int, Any]:
+    """JSON has no integer keys: they were written as text."""
+    try:
+        found = {int(token): bias for token, bias in raw.items()}
+    except ValueError:
+        found = {}
+    if [str(token) for token in found] != [*raw]:
+        _refuse("params", "logit_bias", raw)
+    return found
 
 
 def decode_params(raw: Mapping[str, Any]) -> SamplingParams:
     """Sampling parameters from their parsed JSON. Raises `CodecError`."""
     values = dict(raw)
-    if values.get("logit_bias"):
-        values["logit_bias"] = {int(token): bias for token, bias in values["logit_bias"].items()}
+    if isinstance(values.get("logit_bias"), dict):
+        values["logit_bias"] = _biases(values["logit_bias"])
     params: SamplingParams = _build(SamplingParams, values, "params")
     return params
 
@@ -205,12 +244,15 @@ def decode(raw: Mapping[str, Any]) -> Event:
     cls = _EVENT_TYPES.get(tag) if isinstance(tag, str) else None
     if cls is None:
         raise CodecError(f"unknown event type {tag!r}")
-    if not isinstance(raw.get("t"), int):
+    values = dict(raw)
+    values.pop("crc", None)
+    values.pop("seq", None)
+    del values["type"]
+    if not is_integer(raw.get("t")):
         raise CodecError(f"{tag}: t {raw.get('t')!r} is not an integer")
-    values = {key: value for key, value in raw.items() if key not in ("crc", "seq", "type")}
-    if isinstance(values.get("plan"), dict):
+    if cls is Tick and isinstance(values.get("plan"), dict):
         values["plan"] = decode_plan(values["plan"])
-    if isinstance(values.get("params"), dict):
+    elif cls is Admit and isinstance(values.get("params"), dict):
         values["params"] = decode_params(values["params"])
     event: Event = _build(cls, values, str(tag))
     return event
@@ -232,7 +274,7 @@ def same(a: Any, b: Any) -> bool:
     """Whether two records (events, plans, operations, parameters) say the same; arrays compare as lists do."""
     if type(a) is not type(b) or getattr(a, "t", None) != getattr(b, "t", None):
         return False
-    return all(_equal(getattr(a, name), getattr(b, name)) for name, _ in _LAYOUTS[type(a)])
+    return all(_equal(getattr(a, name), getattr(b, name)) for name, _ in _LAYOUTS[type(a)].fields)
 
 
 __all__ = [

@@ -28,19 +28,34 @@ def digest_of(
     chunk_tokens: Sequence[TokenArray],
     voids: int = 0,
 ) -> str:
-    """BLAKE2b-128 over the previous digest, the logged delta and everything hydrated into it; 32 hex digits."""
+    """BLAKE2b-128 over the previous digest, the logged delta and everything hydrated into it; 32 hex digits.
+
+    Each part says what it is and how long: no two plans make the same bytes.
+    """
+    delta = plan_json(plan)
     if not (ended or joined or chunk_tokens or voids):
-        return blake2b(previous.encode() + plan_json(plan), digest_size=16).hexdigest()
-    parts = [previous.encode(), plan_json(plan)]
+        return blake2b(previous.encode() + delta, digest_size=16).hexdigest()
+    parts = [previous.encode(), delta]
     if ended:
-        parts.append(canonical(list(ended)))
+        parts += _part(b"ended", canonical(list(ended)))
     if voids:
-        parts.append(b"voids %d" % voids)
+        parts.append(b"\nvoids %d" % voids)
     for row in joined:
-        parts += (b"%d," % row.prompt_len, params_json(row.params), np.ascontiguousarray(row.tokens, "<i4").tobytes())
-    parts += [canonical(row.want) for row in joined if row.want]
-    parts += [np.ascontiguousarray(tokens, "<i4").tobytes() for tokens in chunk_tokens]
+        parts += _part(b"params", params_json(row.params))
+        parts += _part(b"prompt %d of" % row.prompt_len, _token_bytes(row.tokens))
+        if row.want:
+            parts += _part(b"want", canonical(row.want))
+    for tokens in chunk_tokens:
+        parts += _part(b"chunk", _token_bytes(tokens))
     return blake2b(b"".join(parts), digest_size=16).hexdigest()
+
+
+def _part(name: bytes, content: bytes) -> tuple[bytes, bytes]:
+    return b"\n%b %d " % (name, len(content)), content
+
+
+def _token_bytes(tokens: TokenArray) -> bytes:
+    return np.ascontiguousarray(tokens, "<i4").tobytes()
 
 
 def chain_digest(previous: str, plan: ExecutionPlan) -> str:

@@ -39,7 +39,7 @@ def check_header(line: bytes, first_seq: int, previous: int, segment: str) -> in
     if line == expected:
         return crc
     found = _parse(line)
-    if tuple(found)[1:] != _HEADER_FIELDS or not re.fullmatch("[0-9a-f]{8}", str(found["prev"])):
+    if not _is_header(found):
         raise LogDamaged(segment, 1, 0, "a segment must open with its header record")
     own = extend(int(found["prev"], 16), line[REST:-1])
     if line[:REST] != PREFIX % own:
@@ -51,6 +51,12 @@ def check_header(line: bytes, first_seq: int, previous: int, segment: str) -> in
         f"the segment continues record {found['first_seq'] - 1} with checksum {found['prev']}, but record "
         f"{first_seq - 1} with checksum {previous:08x} stands before it: records are missing or were exchanged",
     )  # fmt: skip
+
+
+def _is_header(found: dict[str, Any]) -> bool:
+    if tuple(found)[1:] != _HEADER_FIELDS or type(found["first_seq"]) is not int:
+        return False
+    return isinstance(found["prev"], str) and re.fullmatch("[0-9a-f]{8}", found["prev"]) is not None
 
 
 def damage(line: bytes, seq: int, previous: int, segment: str, number: int, offset: int) -> LogDamaged:

@@ -139,8 +139,8 @@ class EventLog:
     def open(cls, directory: str | os.PathLike[str], *, segment_bytes: int = SEGMENT_BYTES) -> Self:
         """A directory's log, for appending; made when it is not there.
 
-        Every record is checked. A torn tail is cut off, with a `TornTail` warning and as `dropped`. Raises
-        `LogLocked`, `LogDamaged`, `LogSchemaUnknown`, `OSError`.
+        Every record is checked to be what was written. A torn tail is cut off, with a `TornTail` warning and as
+        `dropped`. Raises `LogLocked`, `LogDamaged`, `LogSchemaUnknown`, `LogUnreadable`, `OSError`.
         """
         return cls(directory, segment_bytes=segment_bytes)
 
@@ -284,7 +284,7 @@ class EventLog:
     # Reading
 
     def __iter__(self) -> Iterator[Record]:
-        """The records appended before iteration began. Raises `LogDamaged`."""
+        """The records appended before iteration began. Raises `LogDamaged`, `LogUnreadable`."""
         if not self._closed and self._broken is None:
             self.flush()
         for seq, line in zip(range(1, self._next_seq), walk(self._store, Tail()), strict=False):

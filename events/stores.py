@@ -25,6 +25,15 @@ def segment_number(name: str) -> int:
     return int(name[:8])
 
 
+def sync_folder(folder: Path) -> None:
+    """Make the entries of a directory durable: files made, renamed and removed in it. Raises `OSError`."""
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
+
+
 class Store(Protocol):
     """Segments by name, in order; only the last one, a plain one, is ever written to."""
 
@@ -112,10 +121,20 @@ class DirectoryStore(DirectoryReader):
         super().__init__(directory)
         if self.directory.exists() and not self.directory.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "a log is a directory, and this is a file", str(directory))
-        self.directory.parent.mkdir(parents=True, exist_ok=True)
-        self.directory.mkdir(mode=0o700, exist_ok=True)
+        self._make_directory()
         self._lock = self._take_lock()
         self._file = -1
+
+    def _make_directory(self) -> None:
+        """Make what is not there of the path, every new entry durable: a log must not vanish with its directory."""
+        if self.directory.is_dir():
+            return
+        new = [self.directory]
+        while not new[-1].parent.is_dir():
+            new.append(new[-1].parent)
+        for folder in reversed(new):
+            folder.mkdir(mode=0o700 if folder is self.directory else 0o777, exist_ok=True)
+            sync_folder(folder.parent)
 
     def _take_lock(self) -> int:
         lock = os.open(self.directory / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -143,14 +162,7 @@ class DirectoryStore(DirectoryReader):
         if self._file >= 0:
             os.close(self._file)
         self._file = file
-        self._sync_directory()
-
-    def _sync_directory(self) -> None:
-        folder = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        sync_folder(self.directory)
 
     def write(self, data: memoryview) -> int:
         return os.write(self._file, data)
@@ -196,6 +208,7 @@ def compress_closed(directory: str | os.PathLike[str], level: int = 3) -> list[s
             out.flush()
             os.fsync(out.fileno())
         partial.rename(target)
+        sync_folder(reader.directory)  # before the plain file goes, its twin must be there to stay
         source.unlink()
         made.append(target.name)
     return made

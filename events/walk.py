@@ -11,8 +11,9 @@ import orjson
 import zstandard
 from google_crc32c import extend
 
-from leftfold.events.errors import LogDamaged
+from leftfold.events.errors import LogDamaged, LogUnreadable
 from leftfold.events.framing import PREFIX, REST, check_header, damage
+from leftfold.events.shapes import is_integer
 from leftfold.events.stores import segment_name, segment_number
 
 
@@ -51,8 +52,16 @@ class Tail:
 
     @property
     def last_t(self) -> int:
-        """`t` of the last event, 0 when there is none."""
-        return int(orjson.loads(self.last)["t"]) if self.last else 0
+        """`t` of the last event, 0 when there is none. Raises `LogUnreadable`."""
+        if not self.last:
+            return 0
+        try:
+            t = orjson.loads(self.last).get("t")
+        except ValueError as error:
+            raise LogUnreadable(f"record {self.next_seq - 1}: {error}") from error
+        if not is_integer(t):
+            raise LogUnreadable(f"record {self.next_seq - 1}: t {t!r} is not an integer")
+        return int(t)
 
 
 def walk(store: Readable, tail: Tail) -> Iterator[bytes]:

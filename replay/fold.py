@@ -15,8 +15,8 @@ from leftfold.replay.errors import NotStarted, ReducerFault, SettingsError
 class Fold:
     """A state and how far it is folded.
 
-    `override`: settings that replace those of every `Started`. `seq`, `t`: of the last record taken. `first`,
-    `last`: the first and the newest `Started`. `state` is None until the first.
+    `override`: settings that replace those of every `Started` that carries some (the first must). `seq`, `t`: of the
+    last record taken. `first`, `last`: the first and the newest `Started`. `state` is None until the first.
     """
 
     override: Mapping[str, Any] = field(default_factory=dict)
@@ -39,21 +39,28 @@ class Fold:
             raise ReducerFault(seq, event, error) from error
 
     def _begin(self, seq: int, event: Started) -> Started:
-        if event.config is None:
-            raise NotStarted(f"the Started at seq {seq} carries no config: nothing says with which limits to fold")
         if event.laws > LAWS:
             raise NotStarted(f"the Started at seq {seq} needs laws {event.laws}; this version knows up to {LAWS}")
-        if self.override:
-            event = replace(event, config={**event.config, **self.override})
-        try:
-            config = Config.from_dict(event.config or {})
-        except ConfigError as error:
-            kind = SettingsError if self.override else NotStarted
-            raise kind(f"the config of the Started at seq {seq} is not usable: {error}") from error
-        if self.state is None:
-            self.state = State(config)
+        if event.config is not None:
+            event = self._configured(seq, event, event.config)
+        elif self.state is None:
+            raise NotStarted(f"the Started at seq {seq} carries no config: nothing says with which limits to fold")
+        if self.first is None:
             self.first = event
         self.last = event
+        return event
+
+    def _configured(self, seq: int, event: Started, config: Mapping[str, Any]) -> Started:
+        if self.override:
+            config = {**config, **self.override}
+            event = replace(event, config=config)
+        try:
+            usable = Config.from_dict(config)
+            if self.state is None:
+                self.state = State(usable)
+        except (ConfigError, MemoryError, OverflowError, ValueError) as error:  # a pool that no machine can hold, too
+            kind = SettingsError if self.override else NotStarted
+            raise kind(f"the config of the Started at seq {seq} is not usable: {error}") from error
         return event
 
 

@@ -6,7 +6,20 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from leftfold.events import Abort, Admit, Event, ExecutorLost, ForwardDone, Plan, Record, Started, Tick
+from leftfold.events import (
+    Abort,
+    Admit,
+    Control,
+    ControlDone,
+    Event,
+    ExecutorLost,
+    ForwardDone,
+    Plan,
+    Record,
+    Row,
+    Started,
+    Tick,
+)
 from leftfold.fsm import Effects, Output, State
 from leftfold.replay.fold import Fold
 
@@ -26,11 +39,13 @@ class Moment:
 
 
 def snapshot(folded: Fold) -> dict[str, Any]:
-    """The engine's state as plain data: figures, then every live request."""
+    """The engine's state as plain data: figures, control calls that wait (in order), every live request."""
     state = folded.state
     assert state is not None
+    calls = [{"type": type(one.event).__name__, "call": one.event.call, "op": one.op} for one in state.controls]
     live = [_request(state, request) for request in state.live.values()]
-    return {"seq": folded.seq, "t": folded.t, "incarnation": state.incarnation, **state.stats(), "requests": live}
+    figures = {"seq": folded.seq, "t": folded.t, "incarnation": state.incarnation, **state.stats()}
+    return {**figures, "controls": calls, "requests": live}
 
 
 def _request(state: State, request: Any) -> dict[str, Any]:
@@ -51,13 +66,18 @@ def _request(state: State, request: Any) -> dict[str, Any]:
 def describe_snapshot(found: dict[str, Any]) -> str:
     """A snapshot for a reader."""
     lines = [f"after seq {found['seq']}, t = {found['t'] / 1e6:.6f} s"]
-    lines += [f"  {name:<18} {value}" for name, value in found.items() if name not in ("seq", "t", "requests")]
+    apart = ("seq", "t", "controls", "requests")
+    lines += [f"  {name:<18} {value}" for name, value in found.items() if name not in apart]
+    for one in found["controls"]:
+        stage = "waits" if one["op"] is None else f"is operation {one['op']}"
+        lines.append(f"  {one['type']} {one['call']!r} {stage}")
     if not found["requests"]:
         return "\n".join([*lines, "no live requests"])
     lines.append(f"{len(found['requests'])} live requests:")
     for row in found["requests"]:
+        which = "".join(f" {name} {row[name]}" for name in ("epoch", "choice") if row[name])
         lines.append(
-            f"  {row['rid']}  {row['phase']}  prompt {row['prompt_tokens']}, output {row['output_tokens']}, "
+            f"  {row['rid']}{which}  {row['phase']}  prompt {row['prompt_tokens']}, output {row['output_tokens']}, "
             f"slot {row['slot']}, {len(row['pages'])} pages, {row['preemptions']} preemptions"
         )
     return "\n".join(lines)
@@ -72,75 +92,127 @@ def life(records: Iterable[Record], rid: str, at: int | None = None) -> list[Mom
         if at is not None and record.seq > at:
             break
         effects = folded.take(record.seq, record.event)
-        moments += [Moment(record.seq, record.event.t, *seen) for seen in watcher.watch(record.event, effects)]
+        assert folded.state is not None
+        seen = watcher.watch(folded.state, record.event, effects)
+        moments += [Moment(record.seq, record.event.t, *one) for one in seen]
     return moments
 
 
 _Seen = tuple[str, dict[str, Any]]
+_Key = tuple[int, int]  # epoch, choice
 
 
 class _Watcher:
-    """Follows one rid through the records; `slots`: where it runs, by choice."""
+    """Follows one rid through the records. By epoch and choice: `living`, those without a terminal output yet, and
+    `slots`, where they run.
+    """
 
     def __init__(self, rid: str) -> None:
         self.rid = rid
-        self.admitted = False
-        self.slots: dict[int, int] = {}
+        self.living: list[_Key] = []
+        self.slots: dict[_Key, int] = {}
+        self.several = False  # whether some request had more than one choice: then every moment says which
 
-    def watch(self, event: Event, effects: Effects) -> Iterator[_Seen]:
-        yield from self._cause(event, effects)
+    def watch(self, state: State, event: Event, effects: Effects) -> Iterator[_Seen]:
+        if isinstance(event, Admit) and event.rid == self.rid:
+            yield self._admitted(state, event)
+        elif self.living:
+            yield from self._cause(event)
+            if isinstance(event, Tick) and event.plan is not None:
+                yield from self._planned(event.plan)
+        if self.slots and effects.plan is not None:
+            chunked = [chunk.slot for chunk in effects.plan.chunks]
+            for row in effects.plan.rows:
+                if row.slot in self.slots.values():
+                    yield self._computed(effects.plan.step, row, "chunk" if row.slot in chunked else "decode")
         for output in effects.outputs:
             if output.rid == self.rid:
                 yield from self._told(output)
+        yield from self._put_back(state)
 
-    def _cause(self, event: Event, effects: Effects) -> Iterator[_Seen]:
+    def _who(self, epoch: int, choice: int) -> dict[str, Any]:
+        return ({"epoch": epoch} if epoch else {}) | ({"choice": choice} if choice or self.several else {})
+
+    def _admitted(self, state: State, event: Admit) -> _Seen:
+        self.living = [key[1:] for key in state.live if key[0] == self.rid]
+        self.several = self.several or event.params.n != 1
+        prompt = len(event.prompt) if hasattr(event.prompt, "__len__") else 0
+        asked = {"choices": event.params.n} if event.params.n != 1 else {}
+        epoch = {"epoch": event.epoch} if event.epoch else {}
+        return "admit", {**epoch, "prompt_tokens": prompt, "max_tokens": event.params.max_tokens, **asked}
+
+    def _cause(self, event: Event) -> Iterator[_Seen]:
         match event:
-            case Admit() if event.rid == self.rid:
-                self.admitted = True
-                yield "admit", {"prompt_tokens": len(event.prompt), "max_tokens": event.params.max_tokens}
-            case Abort() if event.rid == self.rid or (event.rid is None and self.admitted):
-                yield "abort", {"reason": event.reason or "-"}
-            case Tick(plan=Plan() as plan):
-                yield from self._planned(plan, effects)
+            case Abort(rid=None) | Abort(rid=self.rid):
+                named = {name: value for name in ("epoch", "choice") if (value := getattr(event, name)) is not None}
+                yield "abort", {**named, "reason": event.reason or "-"}
             case ForwardDone() if event.error is not None and self.slots:
-                yield "failed", {"step": event.step, "error": event.error.get("text", "")}
-            case ExecutorLost() if self.slots:
+                yield "failed", {"step": event.step, "error": _text(event.error)}
+            case ExecutorLost():
                 self.slots.clear()
                 yield "lost", {"error": event.error}
-            case Started() if self.slots:
+            case Started():
                 self.slots.clear()
                 yield "restarted", {"incarnation": event.incarnation}
+            case ControlDone():
+                yield "op done", {"op": event.op} | ({} if event.error is None else {"error": event.error})
+            case _ if hasattr(event, "call"):
+                yield "control", {"type": type(event).__name__, "call": event.call, **_asked(event)}
             case _:
                 pass
 
-    def _planned(self, plan: Plan, effects: Effects) -> Iterator[_Seen]:
+    def _planned(self, plan: Plan) -> Iterator[_Seen]:
+        for op in plan.ops:
+            if isinstance(op, Control):
+                yield "op", {"step": plan.step, "op": op.op, "verb": op.verb}
         for end in plan.ends:
             if end.rid == self.rid:
-                yield "end", {"reason": end.reason}
-        for choice, slot in list(self.slots.items()):
+                yield "end", {**self._who(end.epoch, end.choice), "reason": end.reason}
+        for key, slot in list(self.slots.items()):
             if slot in plan.preempt:
-                del self.slots[choice]
-                yield "preempt", {"step": plan.step, "slot": slot}
+                del self.slots[key]
+                yield "preempt", {"step": plan.step, **self._who(*key), "slot": slot}
         for join in plan.join:
             if join.rid == self.rid:
-                self.slots[join.choice] = join.slot
+                self.slots[join.epoch, join.choice] = join.slot
                 cached = {"cached": join.start} if join.start else {}
-                yield "join", {"step": plan.step, "slot": join.slot, **cached, "pages": list(join.pages[0])}
-        if self.slots and effects.plan is not None:
-            chunked = {chunk.slot for chunk in plan.chunks}
-            for row in effects.plan.rows:
-                if row.rid == self.rid:
-                    what = "chunk" if row.slot in chunked else "decode"
-                    yield what, {"step": plan.step, "start": row.start, "length": row.length, "samples": row.samples}
+                who = self._who(join.epoch, join.choice)
+                yield "join", {"step": plan.step, **who, "slot": join.slot, **cached, "pages": list(join.pages[0])}
+
+    def _computed(self, step: int, row: Row, what: str) -> _Seen:
+        who = next(self._who(*key) for key, slot in self.slots.items() if slot == row.slot)
+        return what, {"step": step, **who, "start": row.start, "length": row.length, "samples": row.samples}
 
     def _told(self, output: Output) -> Iterator[_Seen]:
+        key = (output.epoch, output.choice)
+        who = self._who(*key)
         if len(output.tokens):
-            yield "tokens", {"position": output.position, "tokens": [int(token) for token in output.tokens]}
+            yield "tokens", {**who, "position": output.position, "tokens": [int(token) for token in output.tokens]}
         if output.finish_reason is not None:
-            self.slots.pop(output.choice, None)
+            self.slots.pop(key, None)
+            self.living = [other for other in self.living if other != key]
             error = {} if output.error is None else {"error": output.error["text"]}
             usage = {} if output.usage is None else output.usage._asdict()
-            yield "finish", {"reason": output.finish_reason.value, **usage, **error}
+            yield "finish", {**who, "reason": output.finish_reason.value, **usage, **error}
+
+    def _put_back(self, state: State) -> Iterator[_Seen]:
+        """Rows that are in line again although no plan says so (a limit was lowered, a result was not of its plan)."""
+        for key, slot in list(self.slots.items()):
+            request = state.live.get((self.rid, *key))
+            if request is None or request.seat is None:
+                del self.slots[key]
+                yield "put back", {**self._who(*key), "slot": slot}
+
+
+def _text(error: Any) -> Any:
+    """What a failed step says; whatever the executor gave may stand in the log."""
+    return error.get("text", "") if isinstance(error, dict) else error
+
+
+def _asked(event: Event) -> dict[str, Any]:
+    """What a control call asks for."""
+    names = ("mode", "tags", "source", "version", "live", "set", "deadline", "verb", "session", "name")
+    return {name: value for name in names if (value := getattr(event, name, None))}
 
 
 __all__ = ["Moment", "describe_snapshot", "life", "snapshot"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
 from leftfold.events import Abort, Admit, Event, EventLog, ExecutorLost, ForwardDone, SamplingParams, Started, Tick
@@ -20,6 +21,7 @@ class Recorder:
         self.model = model
         self.t = 0
         self.starts = 0
+        self.flights: deque[Any] = deque()
         self.start()
 
     def take(self, kind: type[Event], **fields: Any) -> Any:
@@ -30,36 +32,54 @@ class Recorder:
 
     def start(self) -> None:
         self.starts += 1
+        self.flights.clear()
         self.take(Started, incarnation=self.starts, config=self.config.as_dict(), model=self.model)
 
     def admit(self, rid: str, prompt: list[int], max_tokens: int = 6) -> None:
         self.take(Admit, rid=rid, prompt=prompt, params=SamplingParams(max_tokens=max_tokens))
 
     def tick(self) -> Any:
+        """Decide; the plan that is in flight now, None if there is nothing to do."""
         plan = decide(self.state, self.t + 10)
-        return None if plan is None else self.take(Tick, plan=plan).plan
+        if plan is None:
+            return None
+        planned = self.take(Tick, plan=plan).plan
+        self.flights.append(planned)
+        return planned
+
+    def done(self) -> None:
+        """The oldest step in flight ends well."""
+        plan = self.flights.popleft()
+        tokens = [(plan.step * 7 + row.slot) % 50 for row in plan.rows if row.samples]
+        self.take(ForwardDone, step=plan.step, tokens=tokens, digest=plan.digest)
+
+    def fail(self) -> None:
+        """The oldest step in flight fails, and with it the later ones."""
+        plan = self.flights.popleft()
+        self.flights.clear()
+        self.take(ForwardDone, step=plan.step, digest=plan.digest, error={"text": "planted", "retry": True})
 
     def run(self, steps: int = 1000) -> int:
-        """Step until nothing is left to do, `steps` at most; how many there were."""
+        """Plan as far ahead as may be and end the oldest step, until nothing is left to do; `steps` times at most."""
         for done in range(steps):
-            plan = self.tick()
-            if plan is None:
+            while len(self.flights) <= self.config.pipeline_depth and self.tick() is not None:
+                pass
+            if not self.flights:
                 return done
-            tokens = [(plan.step * 7 + row.slot) % 50 for row in plan.rows if row.samples]
-            self.take(ForwardDone, step=plan.step, tokens=tokens, digest=plan.digest)
+            self.done()
         return steps
 
 
-def record(log: EventLog) -> State:
+def record(log: EventLog, config: Config = CONFIG) -> State:
     """A log with some of everything: shared prefixes, preemption, an abort, a failed step, a loss, a restart."""
-    made = Recorder(log)
+    made = Recorder(log, config)
     made.admit("a", list(range(1, 11)), max_tokens=10)
     made.admit("b", [*range(1, 9), 20, 21], max_tokens=10)
     made.run(3)
     made.admit("c", [30, 31, 32, 33, 34, 35, 36], max_tokens=12)
     made.run(6)
-    plan = made.tick()
-    made.take(ForwardDone, step=plan.step, digest=plan.digest, error={"text": "planted", "retry": True})
+    made.tick()
+    made.fail()
     made.take(Abort, rid="b", reason="gone")
     made.run(2)
     made.take(ExecutorLost, error="planted")

@@ -60,7 +60,7 @@ params = st.builds(
 
 BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "params": params, "prompt": tokens, "tokens": tokens, "config": st.none() | objects, "want": st.none() | objects,
-    "set": objects, "args": objects, "info": json_values, "error": optional_text, "counts": st.none() | lists,
+    "set": objects, "args": objects, "info": json_values, "counts": st.none() | lists,
     "ended": lists, "kept": st.lists(texts, max_size=2), "tags": st.lists(texts, max_size=2),
     "media": st.lists(objects, max_size=2),
     "open": st.booleans(), "last": st.booleans(), "hold": st.booleans(), "src": pages, "dst": pages,

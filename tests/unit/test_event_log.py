@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 from leftfold.events import (
+    Call,
+    CodecError,
     Event,
     EventLog,
     ForwardDone,
@@ -97,7 +99,9 @@ def test_an_equal_time_is_taken_and_an_earlier_one_refused(log: EventLog) -> Non
 def test_an_event_that_cannot_be_written_leaves_no_trace(log: EventLog) -> None:
     log.append(Tick(t=1))
     with pytest.raises(TypeError):
-        log.append(Pause(t=9, mode=object()))  # type: ignore[arg-type]
+        log.append(Call(t=9, verb="profile", args={"what": object()}))
+    with pytest.raises(CodecError, match="mode 5"):
+        log.append(Pause(t=9, mode=5))  # type: ignore[arg-type]
     assert (log.next_seq, log.last_t) == (2, 1)
     assert log.append(Tick(t=2)) == 2
     assert [record.seq for record in log] == [1, 2]

@@ -1,10 +1,12 @@
-"""Write a new history: `python -m tests.golden.histories NAME (recorded | engine | wrong)`."""
+"""Write a new history: `python -m tests.golden.histories NAME (recorded | ahead1 | ahead2 | engine | wrong)`."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from leftfold.events import EventLog, Started
@@ -39,10 +41,24 @@ def record_wrong(log: EventLog) -> None:
         log.append(replace(event, config=CONFIG.as_dict()) if isinstance(event, Started) else event)
 
 
+def record_ahead(depth: int, log: EventLog) -> None:
+    """The same requests with up to `depth` steps planned ahead, on a pool that is too small for them all."""
+    record(log, replace(CONFIG, pipeline_depth=depth))
+
+
+KINDS: Mapping[str, Callable[[EventLog], object]] = {
+    "recorded": record,
+    "ahead1": partial(record_ahead, 1),
+    "ahead2": partial(record_ahead, 2),
+    "engine": record_engine,
+    "wrong": record_wrong,
+}
+
+
 def main(name: str, kind: str) -> None:
     folder = HOME / name
     with EventLog.open(folder) as log:
-        {"recorded": record, "engine": record_engine, "wrong": record_wrong}[kind](log)
+        KINDS[kind](log)
     (folder / "LOCK").unlink()
     verdict = verify(EventLog.read(folder))
     assert verdict.clean == (kind != "wrong"), verdict.describe()
