@@ -226,6 +226,27 @@ def test_a_resume_supersedes_a_pause_that_still_drains(folder: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_client_that_hangs_up_does_not_take_its_pause_back(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder, step="0.02") as toy:
+            streams = [toy.stream(index, 60) for index in range(2)]
+            await toy.until_heard(streams)
+            with pytest.raises(httpx.ReadTimeout):
+                await toy.client.post("/pause?mode=wait", timeout=httpx.Timeout(PATIENCE, read=0.1))
+            late = toy.stream(2, 3)
+            await toy.texts(streams)
+
+            async def paused() -> bool:
+                return bool((await toy.get("/is_paused"))["is_paused"])
+
+            await toy.until(paused)
+            assert not late.text
+            await toy.control("/resume")
+            assert len((await toy.texts([late]))[0]) == 3
+
+    asyncio.run(scenario())
+
+
 def test_sleep_holds_back_what_comes_and_wake_gives_the_same_text(folder: Path) -> None:
     async def scenario() -> None:
         async with lab(folder) as toy:

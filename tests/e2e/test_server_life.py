@@ -169,15 +169,15 @@ def test_a_start_that_is_interrupted_stops_at_once(folder: Path) -> None:
         assert "Traceback" not in server.stderr
 
 
-def test_more_than_may_wait_is_refused_with_a_hint_when_to_come_back(folder: Path) -> None:
-    options = {"max_num_seqs": 1, "max_queued_requests": 1}
+@pytest.mark.parametrize("limit", [{"max_queued_requests": 1}, {"max_queued_tokens": 3}])
+def test_more_than_may_wait_is_refused_with_a_hint_when_to_come_back(folder: Path, limit: dict[str, int]) -> None:
+    options = {"max_num_seqs": 1, **limit}
     with ServerProcess.toy(folder, {"TOY_STEP_SECONDS": "0.02"}, **options) as server:
         server.wait_until_ready()
         body = {"prompt": "ab", "max_tokens": 60, "n": 4}
         answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=PATIENCE)
         assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
         server.wait_until_idle()
-
 
 
 def test_an_engine_that_refuses_all_work_says_why(folder: Path) -> None:
