@@ -69,6 +69,7 @@ def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
     state.by_slot = [None] * config.slots
     for request in state.live.values():
         request.keys = []
+        request.seen = None  # the new pool counts anew
         request.use_cache(config.prefix_cache)
         request.limit = min(request.limit, config.max_model_len, config.capacity + 1)
     rank_anew(state)

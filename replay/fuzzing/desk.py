@@ -61,7 +61,7 @@ class Desk:
         self.queue: deque[Queued] = deque()
         self.asleep: list[str] = []
         self.version = ""
-        self.closing = ""
+        self.closing: list[str] = []
         self.closing_at = 0
         self.frozen = False
         self.due: list[tuple[str, bool]] = []
@@ -133,13 +133,17 @@ class Desk:
         self.pauses = []
 
     def _shutdown(self, event: Shutdown) -> None:
-        if self.gate in SHUT:
-            self.due.append((event.call, self.gate is Gate.STOPPED))
+        if self.gate is Gate.STOPPED:
+            self.due.append((event.call, True))
+            return
+        self.closing.append(event.call)
+        due = event.t + event.deadline if event.deadline else 0
+        if self.gate is Gate.CLOSING:
+            self.closing_at = min(due or self.closing_at, self.closing_at or due)  # the earlier one
             return
         self.frozen = self.gate is Gate.PAUSED
-        self.gate, self.closing = Gate.CLOSING, event.call
+        self.gate, self.closing_at = Gate.CLOSING, due
         self._answer_pauses(False)
-        self.closing_at = event.t + event.deadline if event.deadline else 0
 
     def tick(self, plan: Plan, t: int, flights: int) -> None:
         """A plan starts what it starts. Raises `Violation` for an operation out of turn."""
@@ -156,8 +160,8 @@ class Desk:
     def _stop(self) -> None:
         self.due += [(queued.event.call, False) for queued in self.queue]
         self.queue.clear()
-        self.due.append((self.closing, True))
-        self.gate, self.closing_at, self.frozen = Gate.STOPPED, 0, False
+        self.due += [(call, True) for call in self.closing]
+        self.gate, self.closing, self.closing_at, self.frozen = Gate.STOPPED, [], 0, False
 
     def done(self, op: int, ok: bool) -> Any:
         """An operation ends; the event whose effect happens with it, if one does."""
@@ -191,10 +195,10 @@ class Desk:
         self.lost()
         self.present, self.asleep, self.config = True, [], config
         if self.gate is Gate.CLOSING:
-            self.due.append((self.closing, False))
+            self.due += [(call, False) for call in self.closing]
         if self.gate in SHUT:
             self.gate = Gate.RUNNING
-        self.closing_at, self.frozen = 0, False
+        self.closing, self.closing_at, self.frozen = [], 0, False
 
     # After the fold
 

@@ -127,8 +127,8 @@ class World(Core):
         choice: int | None = None,
     ) -> None:
         """A client leaves, or a stop string was found."""
-        newest = self.state.requests.get(rid)
-        named = epoch if epoch is not None else newest.epoch if newest is not None else 0
+        newest = max([key[1] for key in self.clients if key[0] == rid], default=0)
+        named = newest if epoch is None else epoch
         event = Abort(t=self.t, rid=rid, epoch=epoch, choice=choice, reason=reason, keep=keep)
         clients = self.audience.of(rid, named, choice)
         if not clients:
