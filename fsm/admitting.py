@@ -19,7 +19,7 @@ from leftfold.fsm.sketch import Sketch
 
 def eligible(sketch: Sketch) -> Iterator[Request]:
     """Requests that may join now, by rank."""
-    for request in sketch.state.waiting:
+    for request in sketch.state.waiting if sketch.joining is None else sketch.joining:
         if request not in sketch.overdue and may_join(sketch.state, request) and not _follows(request):
             yield request
 
@@ -43,6 +43,8 @@ def admit(sketch: Sketch) -> None:
         if sketch.trace is not None:
             _explain_order(sketch, request)
         return
+    if sketch.trace is not None:
+        _explain_order(sketch, None)
 
 
 def _in_turn(sketch: Sketch) -> Iterator[Request]:
@@ -68,7 +70,7 @@ def _in_turn(sketch: Sketch) -> Iterator[Request]:
 def _longest(sketch: Sketch, taken: dict[Request, None], count: int) -> list[Request]:
     """The first `count` by arrival that may join and have not in this plan."""
     state, found = sketch.state, []
-    for request in state.waiting.by_arrival():
+    for request in state.waiting.by_arrival() if sketch.joining is None else sketch.joining:
         if not may_join(state, request):
             break
         if request not in taken and request not in sketch.overdue and not _follows(request):
@@ -129,7 +131,8 @@ def _growth(sketch: Sketch) -> int:
     return int((-(-reach // size) + -columns.runway[slots] // size).clip(0).sum())
 
 
-def _explain_order(sketch: Sketch, stuck: Request) -> None:
+def _explain_order(sketch: Sketch, stuck: Request | None) -> None:
+    """Why those wait that the policy did not come to; `stuck`: who did not fit."""
     joined = [(join.rid, join.epoch, join.choice) for join in sketch.joins]
     for request in sketch.state.waiting:
         if request is stuck or (request.rid, request.epoch, request.choice) in joined:
@@ -140,5 +143,5 @@ def _explain_order(sketch: Sketch, stuck: Request) -> None:
             sketch.why(request, "gate", 0, 0, "it came after the pause that is draining")
         elif _follows(request):
             sketch.why(request, "order", 0, 0, "its first choice computes the prompt that they share")
-        else:
+        elif stuck is not None:
             sketch.why(request, "order", 0, 0, f"behind {stuck.rid!r}, which does not fit")

@@ -155,6 +155,8 @@ def _check_requests(state: State) -> None:
     rows = len(state.decoding.seats) + len(state.prefilling)
     if rows + waiting != len(state.live) or rows > state.config.rows:
         raise InvariantViolation(f"{rows} rows (at most {state.config.rows}) and {waiting} waiting: {list(state.live)}")
+    if not state.suspects.keys() <= state.live.keys():
+        raise InvariantViolation(f"some of the suspects {list(state.suspects)} do not live")
     for seat in state.stopping:
         if seat.request.phase is not Phase.STOPPING:
             raise InvariantViolation(f"request {seat.request.rid!r} is stopping and {seat.request.phase}")

@@ -88,6 +88,8 @@ def _commit(state: State, flight: InFlight, tokens: IntArray, outputs: Outputs) 
         _commit_chunks(state, flight, tokens[decoded:].tolist(), outputs, over)
     if over:
         end(state, over)
+    if state.suspects:
+        _clear(state, flight)
 
 
 def _commit_decode(
@@ -205,11 +207,14 @@ def _reason(request: Request, token: int, at: int) -> FinishReason | None:
 
 
 def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
-    """This step and all later ones are void: named rows end, the others keep what is committed and run again."""
+    """This step and all later ones are void: named rows end, the others keep what is committed and run again.
+
+    With `apart` each of the others is a suspect from now on, and runs alone (fsm/planner.py) until it is cleared.
+    """
     error = event.error if isinstance(event.error, Mapping) else {"text": event.error}
     flight = state.in_flight[0]
     gone = set(flight.ended)
-    seats = _seats(flight)
+    seats, ends = _seats(flight), _ends(flight)
     drain_all(state)
     rewind(state)
     state.voids += 1
@@ -220,7 +225,7 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
     if not error.get("retry", False) and not culprits:
         culprits = set(range(len(seats)))
     told = {"code": "failed", "text": str(error.get("text", "the step failed"))}
-    alone = sum(seat.slot not in gone for seat in seats) == 1
+    alone, apart = sum(seat.slot not in gone for seat in seats) == 1, error.get("apart", False)
     for index, seat in enumerate(seats):
         if seat.slot in gone:
             continue
@@ -230,7 +235,23 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
             end_with_output(state, request, FinishReason.ERROR, outputs, told)
         else:
             advance(request, Trigger.RETRY)
+            if apart:
+                state.suspects[request.key] = ends[index]
+
+
+def _clear(state: State, flight: InFlight) -> None:
+    """Suspects that a step got past where they were when steps failed are suspects no more."""
+    for seat in _seats(flight):
+        key = seat.request.key
+        if seat.slot not in flight.ended and state.columns.computed[seat.slot] >= state.suspects.get(key, MAX_TOKEN):
+            del state.suspects[key]
 
 
 def _seats(flight: InFlight) -> Sequence[Seat]:
     return [*flight.rows.decode.seats, *(chunk.seat for chunk in flight.rows.chunks if chunk.length)]
+
+
+def _ends(flight: InFlight) -> Sequence[int]:
+    """The position behind what the step computes, for each of `_seats`."""
+    chunks = [chunk.start + chunk.length for chunk in flight.rows.chunks if chunk.length]
+    return [*(flight.rows.starts + 1).tolist(), *chunks]

@@ -93,6 +93,7 @@ class _Copier:
         twin.at_edge = state.at_edge.copy()
         twin.resting = state.resting.copy()
         twin.stopping = [self.seat(seat) for seat in state.stopping]
+        twin.suspects = state.suspects.copy()
         twin.left = state.left.copy()
         twin.in_flight = deque(self.in_flight(step) for step in state.in_flight)
         twin.closing_calls = state.closing_calls.copy()

@@ -32,6 +32,7 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         state.left += [seat.slot for seat in seats]
     for request, reason in over:
         del state.live[request.key]
+        state.suspects.pop(request.key, None)
         alike = state.by_rid[request.rid]
         alike.remove(request)
         if not alike:

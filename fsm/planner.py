@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from leftfold.events.plan import Chunk, Control, Grow, Plan
-from leftfold.fsm.admitting import admit
+from leftfold.fsm.admitting import admit, eligible
 from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.draft import next_pages
 from leftfold.fsm.gate import Gate, rows_pass
@@ -39,16 +39,16 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
         return _control_alone(state, overdue, control)
     if not passing:
         return Plan(ends=deadline_ends(overdue)) if overdue else None
-    busy = overdue or state.waiting or state.prefilling or state.resting or control is not None
+    busy = overdue or state.suspects or state.waiting or state.prefilling or state.resting or control is not None
     if busy or len(state.at_edge) > state.pool.usable:
-        return _plan(Sketch(state, overdue, control, trace))
+        return (_apart if state.suspects else _plan)(Sketch(state, overdue, control, trace))
     return _same_rows(state) if state.decoding.seats else None
 
 
 def _plan(sketch: Sketch) -> Plan | None:
     """Rows in this order: those that decode, prefill chunks in progress, admissions."""
     state = sketch.state
-    if state.policy.preempts and state.waiting:
+    if state.policy.preempts and state.waiting and not state.suspects:
         make_way(sketch)
     enough = grow(sketch) if state.at_edge else True
     sketch.chunks = [Chunk(slot, 0, False) for slot in sketch.left_out]
@@ -64,6 +64,32 @@ def _plan(sketch: Sketch) -> Plan | None:
         for request in state.waiting:
             sketch.why(request, "pages", 1, 0, "rows that run have not enough pages")
     return sketch.plan()
+
+
+def _apart(sketch: Sketch) -> Plan | None:
+    """A step of one suspect alone, the best ranked of those that run, else the next in line that can join.
+
+    Where there is none (its result is awaited, or it lacks pages that others hold) the others run without suspects;
+    nobody joins them while a suspect might.
+    """
+    state, suspects = sketch.state, sketch.state.suspects
+    seats = [seat for seat in sketch.rows if seat.request.key in suspects]
+    lone = seats[-1].request if seats else next((who for who in eligible(sketch) if who.key in suspects), None)
+    if lone is not None:
+        for request in state.waiting:
+            sketch.why(request, "apart", 0, 0, f"{lone.rid!r} is to run alone first, since steps with it failed")
+        trial = Sketch(state, sketch.overdue, None, None)
+        for seat in trial.rows:
+            if seat.request is not lone:
+                trial.leave_out(seat)
+        trial.joining = () if seats else (lone,)
+        plan = _plan(trial)
+        if plan is not None and plan.step is not None:
+            return plan
+        sketch.joining = ()
+    for seat in seats:
+        sketch.leave_out(seat)
+    return _plan(sketch)
 
 
 def _shut(state: State) -> list[Reason]:

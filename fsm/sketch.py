@@ -27,8 +27,8 @@ def evictions(pages: Sequence[int]) -> Sequence[Evict]:
 
 class Sketch:
     """`decoding`, `prefilling`: the rows of this plan. `gone`: slots that leave with it. `left_out`: decode rows that
-    compute nothing in it, `held_back`: chunk rows likewise. `budget`: tokens that may still be computed. `trace`: where
-    reasons go, if anybody asks.
+    compute nothing in it, `held_back`: chunk rows likewise. `budget`: tokens that may still be computed. `joining`:
+    who may join (None: whoever waits). `trace`: where reasons go, if anybody asks.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Sketch:
         self.chunks: list[Chunk] = []
         self.joins: list[Join] = []
         self.budget = 0
+        self.joining: Sequence[Request] | None = None
         self._draft: Draft | None = None
         if overdue:
             self.leave([request.seat for request in overdue if request.seat is not None])

@@ -67,6 +67,8 @@ class State:
     limit. `stopping`: seats that ended while a step in flight names them. `left`: slots that left the rows since the
     last plan. `voids`: failed steps since the executor's start.
 
+    `suspects`: live requests that may be what made steps fail, and the positions they have to get past to be cleared.
+
     A drain has its `drain_mode` and runs what arrived before `gate_seq`; `frozen`: the gate closes from PAUSED.
     `controls`: control calls in log order; `asleep`: some of weights, kv; `version`: of the weights.
     """
@@ -102,6 +104,7 @@ class State:
         self.at_edge: list[int] = []
         self.resting: list[int] = []
         self.stopping: list[Seat] = []
+        self.suspects: dict[tuple[str, int, int], int] = {}
         self.left: list[int] = []
         self.in_flight: deque[InFlight] = deque()
         self.next_step = 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -15,6 +15,8 @@ from leftfold.errors import ConfigurationError, EngineError, EngineFault
 from leftfold.events import Admit, ControlDone, Event, ExecutorLost, ForwardDone, LogError, Started, Tick
 from leftfold.executor.base import Attachment, Executor, Result
 from leftfold.fsm import LAWS, Config, Gate, decide
+from leftfold.fsm.state import InFlight
+from leftfold.losses import Key, Losses, Verdict, places
 from leftfold.refuse import refusal
 from leftfold.replay.errors import ReducerFault, ReplayError
 from leftfold.replay.fold import Fold
@@ -22,11 +24,8 @@ from leftfold.worker import Done, GivenUp, Lost, Ready, Worker
 
 logger = logging.getLogger("leftfold.engine")
 
-LOSSES = 3
-"""After so many losses in a row without a result, the requests of the step that keeps failing end with an error."""
-
-FAILURES = 8
-"""After so many failed steps in a row, the rows of the next one that fails end with an error."""
+CLOSE_SECONDS = 1.0
+"""How long a stop waits for the step that runs; its rows go on from the log at the next start."""
 
 _STOP = object()
 
@@ -62,15 +61,16 @@ class Engine:
         self._fold = Fold()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
         self._worker = Worker(executor, self._inbox.put, backoff)
+        self._backoff = backoff
         self._lock = threading.Lock()
         self._pending: list[Delivery] = []
         self._attaching = Attaching()
         self._launched = 0
         self._wall = 0
         self._wake_at: int | None = None
-        self._losses = 0
-        self._failures = 0
+        self._losses = Losses()
         self._incarnation = 0
+        self._lost = False
         self._again = False
         self._stopping = False
         self._closed = False
@@ -142,7 +142,7 @@ class Engine:
         finally:
             self.close()
 
-    def close(self, timeout: float = 2.0) -> None:
+    def close(self, timeout: float = CLOSE_SECONDS) -> None:
         """Flush and close the log; a forward that still runs gets `timeout` seconds and is left alone then."""
         if self._closed:
             return
@@ -189,12 +189,14 @@ class Engine:
     def _handle(self, message: Any) -> None:
         match message:
             case Done(incarnation, result):
-                if incarnation == self._incarnation:
+                if incarnation == self._incarnation and not self._lost:
                     self._done(result)
-            case Lost():
-                self._executor_lost(message)
-            case Ready():
-                self._started()
+            case Lost(incarnation):
+                if incarnation == self._incarnation and not self._lost:
+                    self._executor_lost(message)
+            case Ready(incarnation):
+                if incarnation == self._incarnation:
+                    self._started()
             case GivenUp(error):
                 raise EngineError(f"the executor was lost and cannot be reset: {error}")
             case _ if message is _STOP:
@@ -215,21 +217,21 @@ class Engine:
             self._attaching.open(event, self.state.live, self._launched)
 
     def _done(self, result: Result) -> None:
-        self._failures = self._failures + 1 if result.error is not None else 0
-        error = result.error
-        if error is not None and self._failures > FAILURES:
-            error = {**error, "retry": False}
+        oldest, error = self._oldest(), result.error
+        if error is not None and error.get("retry") and not error.get("rows") and self._is(oldest, result.step):
+            error = self._judged(error, self._losses.failed(places(oldest)))
         for op, info, fault in result.controls:
             self._record(ControlDone(t=self._now(), op=op, info=info, error=fault))
         self._forward_done(result.step, result.tokens, result.digest, error, result.attachments)
         if self.state.executor_present:
-            self._losses = 0
+            if error is None and self._losses:
+                self._losses.passed(self._computed)
             return
-        self._losses += 1  # the reducer took the result for that of another plan, and the executor for lost
-        if self._losses >= LOSSES:
-            raise EngineError(f"the result of step {result.step} is not that of its plan, {LOSSES} times in a row")
-        logger.error("the result of step %d is not that of its plan: the executor begins anew", result.step)
-        self._worker.reset(self._incarnation)
+        text = f"the result of step {result.step} is not that of its plan"  # so the reducer took the executor for lost
+        if self._losses.forge(places(oldest)):
+            raise EngineError(f"{text}, the {self._losses.forged}. time without getting past it")
+        logger.error("%s: the executor begins anew", text)
+        self._reset()
 
     def _forward_done(
         self, step: int, tokens: Any, digest: str | None, error: Any, attachments: Sequence[Attachment] = ()
@@ -237,21 +239,43 @@ class Engine:
         self._record(ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error), attachments)
 
     def _executor_lost(self, lost: Lost) -> None:
-        if lost.incarnation != self._incarnation:
-            return
-        self._losses += 1
-        logger.error("executor lost in step %d (%d in a row): %s", lost.plan.step, self._losses, lost.error)
-        if self._losses >= LOSSES:
-            self._losses = 0
-            culprits = {"text": lost.error, "retry": False, "rows": tuple(range(len(lost.plan.rows)))}
-            self._forward_done(lost.plan.step, (), None, culprits)
+        step = lost.plan.step
+        oldest = self._oldest()
+        verdict = self._losses.lost(places(oldest) if self._is(oldest, step) else [])
+        logger.error("executor lost in step %d (%d in a row): %s", step, self._losses.in_a_row, lost.error)
+        if verdict is not Verdict.AGAIN:
+            error = {"text": lost.error, "retry": verdict is not Verdict.END}
+            self._forward_done(step, (), None, self._judged(error, verdict))
         self._record(ExecutorLost(t=self._now(), error=lost.error))
-        self._worker.reset(self._incarnation)
+        self._reset()
+
+    def _reset(self) -> None:
+        """Whatever still comes of this incarnation is void; one reset ends it."""
+        self._lost = True
+        self._worker.reset(self._incarnation, self._losses.delay(self._backoff))
+
+    def _oldest(self) -> InFlight | None:
+        return self.state.in_flight[0] if self.state.in_flight else None
+
+    def _is(self, oldest: InFlight | None, step: int) -> bool:
+        """Whether `step` is the oldest in flight; else what comes of it is void, and nobody is to blame."""
+        return oldest is not None and oldest.step == step
+
+    def _judged(self, error: Mapping[str, Any], verdict: Verdict) -> Mapping[str, Any]:
+        return {**error, "apart": True} if verdict is Verdict.APART else error
+
+    def _computed(self, key: Key) -> int | None:
+        """Positions that a request has committed since the executor's start; None if it does not live."""
+        request = self.state.live.get(key)
+        if request is None:
+            return None
+        return 0 if request.seat is None else int(self.state.columns.computed[request.seat.slot])
 
     def _started(self) -> None:
         wall = self._clock()
         self._wall = self._wall or wall
         self._incarnation += 1
+        self._lost = False
         self._record(
             Started(
                 t=max(self._fold.t, (wall - self._wall) // 1000),

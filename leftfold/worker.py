@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -34,7 +33,9 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The executor was reset."""
+    """The executor was reset, which ended `incarnation`."""
+
+    incarnation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,8 @@ class Worker:
         self._post = post
         self._backoff = backoff
         self._lost = -1
-        self._jobs: SimpleQueue[tuple[int, ExecutionPlan | None] | None] = SimpleQueue()
+        self._closing = threading.Event()
+        self._jobs: SimpleQueue[tuple[int, ExecutionPlan | float] | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="leftfold-executor", daemon=True)
 
     def start(self) -> None:
@@ -62,24 +64,26 @@ class Worker:
         """Queue a plan; plans run one after the other."""
         self._jobs.put((incarnation, plan))
 
-    def reset(self, incarnation: int) -> None:
-        """Queue a reset after everything of `incarnation`."""
-        self._jobs.put((incarnation, None))
+    def reset(self, incarnation: int, delay: float = 0.0) -> None:
+        """Drop what waits of `incarnation`, and after `delay` seconds reset the executor."""
+        self._lost = incarnation
+        self._jobs.put((incarnation, delay))
 
     def close(self, timeout: float) -> bool:
-        """Let the running plan end, for at most `timeout` seconds; whether it did."""
+        """Drop what waits, let the running plan end, for at most `timeout` seconds; whether it did."""
+        self._closing.set()
         self._jobs.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            incarnation, plan = job
-            if plan is None:
-                self._reset()
+        while (job := self._jobs.get()) is not None and not self._closing.is_set():
+            incarnation, work = job
+            if isinstance(work, float):
+                self._reset(incarnation, work)
             elif incarnation > self._lost:
-                self._execute(incarnation, plan)
+                self._execute(incarnation, work)
 
     def _execute(self, incarnation: int, plan: ExecutionPlan) -> None:
         try:
@@ -88,17 +92,18 @@ class Worker:
             self._lost = incarnation
             self._post(Lost(incarnation, plan, describe(error)))
 
-    def _reset(self) -> None:
+    def _reset(self, incarnation: int, delay: float) -> None:
         error = ""
         for tried in range(RESETS):
-            time.sleep(self._backoff * tried)
+            if self._closing.wait(delay + self._backoff * tried):
+                return None
             try:
                 self._executor.reset()
             except Exception as failure:  # the same boundary
                 error = describe(failure)
             else:
-                return self._post(Ready())
-        self._post(GivenUp(error))
+                return self._post(Ready(incarnation))
+        return self._post(GivenUp(error))
 
 
 def describe(error: BaseException) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from leftfold.attaching import Delivery, by_choice
@@ -45,6 +47,47 @@ class Spied:
     def reset(self) -> None:
         self.resets += 1
         self.inner.reset()
+
+
+class Gated(Spied):
+    """Executes a step only once the engine has planned as far ahead as it may, so that later steps are in flight."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._waits = threading.Event()
+        self.depths: list[int] = []
+
+    def watch(self, made: Engine) -> Engine:
+        """Follow `made`, whose executor this is."""
+        patience = made._patience
+
+        def spied() -> float | None:
+            seconds = patience()
+            if seconds != 0.0:
+                self._waits.set()  # all is planned: the engine waits for a message
+            return seconds
+
+        close = made._worker.close
+
+        def closing(timeout: float) -> bool:
+            self._over = True
+            return close(timeout)
+
+        made._patience = spied  # type: ignore[method-assign]
+        made._worker.close = closing  # type: ignore[method-assign]
+        self._made, self._over = made, False
+        return made
+
+    def execute(self, plan: ExecutionPlan) -> Any:
+        while not self._waits.wait(0.05) and not self._over:
+            pass
+        self.depths.append(len(self._made.state.in_flight) - 1)
+        self._waits.clear()
+        return super().execute(plan)
+
+    def reset(self) -> None:
+        self._waits.clear()
+        super().reset()
 
 
 class Listener:
@@ -94,6 +137,11 @@ def engine(
     listener.engine = made
     made.start()
     return made
+
+
+def gated(listener: Listener, depth: int, executor: Gated, **options: Any) -> Engine:
+    """A started engine with up to `depth` steps planned ahead, each time."""
+    return executor.watch(engine(listener, executor=executor, config=replace(CONFIG, pipeline_depth=depth), **options))
 
 
 def admit(made: Engine, rid: str, prompt: Sequence[int] = (1, 2, 3, 4, 5), **fields: Any) -> None:
