@@ -52,6 +52,8 @@ def check_plan(state: State, config: Config, clients: Mapping[Key, Client], plan
         if client is None or client.key[::2] != (row.rid, row.choice) or row.length > config.chunk:
             raise Violation("limits", f"step {plan.step} computes {row.length} tokens of {row.rid!r} ({client})")
         _check_row(state, client, row)
+        if len(rows) > 1 and client.key in state.suspects:
+            raise Violation("apart", f"step {plan.step} computes {len(rows)} rows, one of them of {client.key}")
 
 
 def _check_row(state: State, client: Client, row: Row) -> None:
@@ -76,7 +78,7 @@ def check_rest(state: State) -> None:
     if left or state.wake_at is not None or state.columns.watching:
         raise Violation("leak", f"{left} are left when nothing lives, wake_at is {state.wake_at}")
     if len(state.free_slots) != len(state.by_slot):
-        raise Violation("leak", f"slots {state.free_slots} are free, not all {config.slots}")
+        raise Violation("leak", f"slots {state.free_slots} are free, not all {len(state.by_slot)}")
 
 
 def check_reasons(state: State, plan: Plan | None, reasons: Sequence[Reason]) -> None:

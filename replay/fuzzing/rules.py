@@ -165,7 +165,7 @@ class Rules:
         if world.flight is None:
             return ("tick", {})
         rows = [self._below(4)] if self.rng.random() < 0.3 else []
-        return ("fail", {"retry": self.rng.random() < 0.8, "rows": rows})
+        return ("fail", {"retry": self.rng.random() < 0.8, "rows": rows, "apart": self.rng.random() < 0.4})
 
     def spoiled(self, world: World) -> Command:
         return ("spoiled", {"kind": self.rng.choice(SPOILS)}) if world.flight is not None else ("tick", {})

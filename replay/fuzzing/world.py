@@ -166,8 +166,11 @@ class World(Core):
         if before and before != self.state.digest():
             raise Violation("refused", f"a refused plan (wrong {kind}) changed the state")
 
-    def fail(self, retry: bool = True, rows: Sequence[int] = ()) -> None:
-        """The oldest step in flight fails, having written rubbish where its rows write, and voids the later ones."""
+    def fail(self, retry: bool = True, rows: Sequence[int] = (), apart: bool = False) -> None:
+        """The oldest step in flight fails, having written rubbish where its rows write, and voids the later ones.
+
+        `apart`: its rows run one by one from now on, until they are past it.
+        """
         self._report_voided()
         if not self.flights:
             return
@@ -187,7 +190,7 @@ class World(Core):
         later = list(self.flights)[1:]
         self.flights.clear()
         self.desk.failed(op.op for flight in later for op in flight.plan.ops)  # type: ignore[union-attr]
-        error = {"text": "planted", "retry": retry, "rows": list(rows)}
+        error = {"text": "planted", "retry": retry, "rows": list(rows), **({"apart": True} if apart else {})}
         self._fold(ForwardDone(t=self.t, step=plan.step, error=error, digest=result.digest))
         for flight in later:
             self._void(flight)

@@ -101,9 +101,9 @@ class Machine(RuleBasedStateMachine):
         self.world.abort_all()
 
     @precondition(lambda self: self.world.flight is not None)
-    @rule(retry=st.booleans(), rows=st.lists(st.integers(0, 3), max_size=2))
-    def fail(self, retry: bool, rows: list[int]) -> None:
-        self.world.fail(retry, rows)
+    @rule(retry=st.booleans(), rows=st.lists(st.integers(0, 3), max_size=2), apart=st.booleans())
+    def fail(self, retry: bool, rows: list[int], apart: bool) -> None:
+        self.world.fail(retry, rows, apart)
 
     @precondition(lambda self: self.world.flight is not None)
     @rule(kind=st.sampled_from(SPOILS))
