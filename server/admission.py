@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +11,9 @@ from leftfold.events import SamplingParams
 from leftfold.server.errors import ApiError, invalid, unsupported
 from leftfold.server.openai_types import ChatBody, CompletionBody, GenerationBody
 from leftfold.server.state import Service
-from leftfold.text import TemplateError, Tokenizer
+from leftfold.text import Tokenizer
 
 _GREEDY_BELOW = 1e-4  # a smaller temperature overflows float32 logits and means greedy anyway
-_LONG_TEXT = 16_384
 DEFAULT_MAX_TOKENS = 16
 
 
@@ -59,7 +57,10 @@ async def completion_job(body: CompletionBody, service: Service, max_n: int) -> 
     _check_common(body)
     if len(body.prompt) * body.n > max_n:
         raise invalid("n", f"{len(body.prompt)} prompts with n choices each are more than {max_n} choices", body.n)
-    prompts = [await _ids(service.tokenizer, prompt) for prompt in body.prompt]
+    prompts = [
+        await service.texts.encode(prompt, service.max_prompt_len, "prompt") if isinstance(prompt, str) else prompt
+        for prompt in body.prompt
+    ]
     job = _job(body, service, prompts, body.max_tokens or DEFAULT_MAX_TOKENS, "prompt")
     if body.logprobs is None:
         return job
@@ -77,20 +78,17 @@ async def chat_job(body: ChatBody, service: Service, max_n: int) -> Job:
     _check_common(body)
     if body.n > max_n:
         raise invalid("n", f"at most {max_n} choices", body.n)
-    text = render_messages(body.messages, service.tokenizer, body.add_generation_prompt)
-    prompt = await _ids(service.tokenizer, text, add_special_tokens=False)
+    prompt = await chat_prompt(body.messages, service, body.add_generation_prompt)
     wanted = body.max_completion_tokens or body.max_tokens or service.max_model_len
     job = _job(body, service, [prompt], wanted, "messages")
     return replace(job, want={"logprobs": body.top_logprobs or 0}) if body.logprobs else job
 
 
-def render_messages(messages: Sequence[Any], tokenizer: Tokenizer, add_generation_prompt: bool) -> str:
-    """The prompt text of a conversation. Raises a 400 ApiError naming the message at fault."""
-    plain = [_message(i, message, tokenizer) for i, message in enumerate(messages)]
-    try:
-        return tokenizer.render_chat(plain, add_generation_prompt=add_generation_prompt)
-    except TemplateError as error:
-        raise invalid("messages", str(error)) from error
+async def chat_prompt(messages: Sequence[Any], service: Service, add_generation_prompt: bool) -> list[int]:
+    """The prompt ids of a conversation. Raises a 400 ApiError naming the message at fault."""
+    plain = [_message(i, message, service.tokenizer) for i, message in enumerate(messages)]
+    text = await service.texts.render(plain, add_generation_prompt)
+    return await service.texts.encode(text, service.max_prompt_len, "messages", add_special_tokens=False)
 
 
 def _message(index: int, message: Any, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -128,14 +126,6 @@ def _check_common(body: GenerationBody) -> None:
         if not isinstance(body.stream_options.get("include_usage") or False, bool):
             value = body.stream_options["include_usage"]
             raise invalid("stream_options.include_usage", "must be a boolean", value)
-
-
-async def _ids(tokenizer: Tokenizer, prompt: str | list[int], *, add_special_tokens: bool = True) -> list[int]:
-    if not isinstance(prompt, str):
-        return prompt
-    if len(prompt) < _LONG_TEXT:
-        return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
-    return await asyncio.to_thread(tokenizer.encode, prompt, add_special_tokens=add_special_tokens)
 
 
 def _job(body: GenerationBody, service: Service, prompts: list[list[int]], max_tokens: int, param: str) -> Job:

@@ -38,6 +38,10 @@ class EngineGone(Exception):
     """The engine's process has ended; nothing can be answered any more."""
 
 
+class EngineStopping(EngineGone):
+    """The engine was told to stop; what it has not answered by then is not answered any more."""
+
+
 class Group:
     """The choices of one HTTP request. Iterate for `(index, output)`; `close` aborts what has not ended."""
 
@@ -46,6 +50,7 @@ class Group:
         self._index = {rid: i for i, rid in enumerate(rids)}
         self._open = dict.fromkeys(rids)
         self._live = set(rids)
+        self._stopped: set[str] = set()  # by a stop string; what comes yet is the end, with its counts
         self._arrived: deque[Output | EngineGone] = deque()
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
@@ -65,7 +70,7 @@ class Group:
 
     def abort(self, reason: str) -> None:
         """Ends what has not ended; unlike `close`, those who iterate hear the end."""
-        for rid in self._open:
+        for rid in [rid for rid in self._open if rid not in self._stopped]:
             self._client.submit(Abort(t=0, rid=rid, reason=reason))
 
     async def first(self) -> Output | None:
@@ -83,22 +88,25 @@ class Group:
                 self._open.clear()
                 raise output
             if output.rid not in self._open:
-                continue  # already ended here, by a stop string
+                continue
             if output.finish_reason is not None:
                 self._forget(output.rid)
+            elif output.rid in self._stopped:
+                continue
             yield self._index[output.rid], output
 
     def stop(self, output: Output, keep: int) -> None:
-        """Ends a choice at its `keep`-th output token because its text met a stop string."""
-        if output.rid in self._open:
-            self._forget(output.rid)
+        """Ends a choice at its `keep`-th output token because its text met a stop string; its end is still heard."""
+        if output.rid in self._open and output.rid not in self._stopped:
+            self._stopped.add(output.rid)
             self._client.submit(Abort(t=0, rid=output.rid, reason="stop_string", keep=keep))
 
     def close(self) -> None:
         """Aborts the choices that have not ended (the client is gone, or the request failed)."""
         for rid in list(self._open):
             self._forget(rid)
-            self._client.submit(Abort(t=0, rid=rid, reason="client_gone"))
+            if rid not in self._stopped:
+                self._client.submit(Abort(t=0, rid=rid, reason="client_gone"))
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]
@@ -215,20 +223,25 @@ class EngineClient:
             self._controls.pop(call, None)
 
     def stop(self) -> None:
-        """Asks the engine's process to end."""
+        """Asks the engine's process to end, and tells everybody who still waits for it."""
         self._send(Stop())
+        self._tell(EngineStopping("the server is stopping"))
 
     def gone(self, why: str) -> None:
         """The engine's process has ended: everybody who waits is told."""
-        self._gone = EngineGone(why)
+        self._tell(EngineGone(why))
+        if not self.ready.done():
+            self.ready.set_exception(EngineGone(why))
+
+    def _tell(self, why: EngineGone) -> None:
+        """Nothing more comes from the engine, and nothing more goes there."""
+        self._gone = why
         for group in set(self._groups.values()):
-            group.put(self._gone)
+            group.put(why)
         self._groups.clear()
         for future in (*self._calls.values(), *self._controls.values()):
             if not future.done():
-                future.set_exception(EngineGone(why))
-        if not self.ready.done():
-            self.ready.set_exception(self._gone)
+                future.set_exception(why)
 
     def close(self) -> None:
         self._commands.close()

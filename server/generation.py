@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,9 +11,9 @@ from typing import Any
 
 from leftfold.executor.base import Score
 from leftfold.server.admission import Job
-from leftfold.server.client import EngineGone, Group
+from leftfold.server.client import EngineGone, EngineStopping, Group
 from leftfold.server.deadlines import deadlines
-from leftfold.server.errors import ApiError, engine_error, too_late
+from leftfold.server.errors import ApiError, engine_error, stopping, too_late
 from leftfold.server.state import ServerState
 from leftfold.server.wire import Output
 from leftfold.text import AnswerText
@@ -62,19 +63,20 @@ class Generation:
     async def begin(self) -> None:
         """Admits the choices; raises the ApiError if the engine refuses at once (a status can still say so)."""
         self._check_awake()
+        if not self._state.ready:  # a stop came while the prompt was read
+            raise stopping()
         limits = deadlines(self._job.timeout, self._job.queue_timeout, self._state.options)
         try:
             self._group = self._state.serving().engine.admit([{**r, **limits} for r in self._job.requests()])
         except EngineGone as gone:
             raise _gone(gone) from gone
         self._state.enter(self.id, self._group)
-        self._metrics.prompt_tokens.inc(sum(len(p) for p in self._job.prompts))
-        try:
+        first = None
+        with contextlib.suppress(TimeoutError):  # a long wait: let the client see that the answer has begun
             first = await asyncio.wait_for(self._group.first(), _FIRST_OUTPUT_SECONDS)
-        except TimeoutError:
-            return  # admitted, and a long wait: let the client see that the answer has begun
         if first is not None:
             self._check(first)
+        self._metrics.prompt_tokens.inc(sum(len(p) for p in self._job.prompts))
 
     def close(self) -> None:
         """Aborts whatever has not ended; closing twice is fine."""
@@ -101,6 +103,9 @@ class Generation:
         group = self._group
         try:
             async for index, output in group:
+                if self._choices[index].reason is not None:  # a stop string has ended it; this is what it had cost
+                    self._count(index, output)
+                    continue
                 self._check(output)
                 self.version = output.version
                 self._measure(index, output)
@@ -115,7 +120,8 @@ class Generation:
                 elif text or any(scores):
                     yield Delta(index, text, None, *scores)
         except EngineGone as gone:
-            raise _gone(gone) from gone
+            if any(choice.reason is None for choice in self._choices):
+                raise _gone(gone) from gone
 
     def _scores(self, index: int, output: Output, end: int) -> tuple[Sequence[Score], Sequence[Score]]:
         """What came beside an output: of generated tokens before `end`, which count, and of the prompt's."""
@@ -140,6 +146,9 @@ class Generation:
         if output.finish_reason == "deadline" and not self._heard and not output.tokens:
             self._metrics.finished("deadline", time.perf_counter() - self._started)
             raise too_late()
+        if output.finish_reason == "abort" and not self._state.ready and not self._heard and not output.tokens:
+            self._metrics.finished("abort", time.perf_counter() - self._started)
+            raise stopping()
 
     def _measure(self, index: int, output: Output) -> None:
         now = time.perf_counter()
@@ -150,9 +159,14 @@ class Generation:
                 self._metrics.time_to_first_token.observe(now - self._started)
             self._heard[index] = now
             self._metrics.generation_tokens.inc(len(output.tokens))
+        self._count(index, output)
+
+    def _count(self, index: int, output: Output) -> None:
         if output.usage:
             self._cached[index] = int(output.usage.get("cached_tokens") or 0)
 
 
 def _gone(reason: EngineGone) -> ApiError:
+    if isinstance(reason, EngineStopping):
+        return stopping()
     return ApiError(500, f"the engine stopped: {reason}", kind="server_error", code="engine_gone")

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from leftfold.server.admission import Job, chat_job, check_token_ids, completion_job, render_messages
+from leftfold.server.admission import Job, chat_job, chat_prompt, check_token_ids, completion_job
 from leftfold.server.answers import Answer, ChatShape, TextShape
 from leftfold.server.bodies import documented, installed_version, json_response, read_body, server_state
 from leftfold.server.client import EngineGone
@@ -40,7 +40,7 @@ async def completions(request: Request) -> Response:
     body = parse_body(CompletionBody, await read_body(request))
     state.check_model(body.model)
     job = await completion_job(body, state.serving(), state.options.max_n)
-    echoes = [_prompt_text(state, prompt) for prompt in body.prompt for _ in range(job.n)] if body.echo else []
+    echoes = await _echoes(state, body.prompt, job.n) if body.echo else []
     shape = TextShape(echoes, _text_scores(state, job, echoes) if body.logprobs is not None else ())
     answer = Answer(Generation(state, job), shape, state.model_name, len(job.prompts) * job.n)
     if body.stream:
@@ -54,8 +54,11 @@ def _text_scores(state: ServerState, job: Job, echoes: Sequence[str]) -> list[Te
     return [TextScores(tokenizer, prompt, echoes[i] if echoes else None) for i, prompt in enumerate(prompts)]
 
 
-def _prompt_text(state: ServerState, prompt: str | list[int]) -> str:
-    return prompt if isinstance(prompt, str) else state.serving().tokenizer.decode(prompt)
+async def _echoes(state: ServerState, prompts: Sequence[str | list[int]], n: int) -> list[str]:
+    """The text of each choice's prompt."""
+    decode = state.serving().texts.decode
+    texts = [prompt if isinstance(prompt, str) else await decode(prompt) for prompt in prompts]
+    return [text for text in texts for _ in range(n)]
 
 
 @router.get("/v1/models")
@@ -90,10 +93,10 @@ async def tokenize(request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "give either prompt or messages", body.prompt)
     if body.messages is not None:
-        text = render_messages(body.messages, service.tokenizer, body.add_generation_prompt)
-        tokens = service.tokenizer.encode(text, add_special_tokens=False)
+        tokens = await chat_prompt(body.messages, service, body.add_generation_prompt)
     else:
-        tokens = service.tokenizer.encode(body.prompt or "", add_special_tokens=body.add_special_tokens)
+        texts, special = service.texts, body.add_special_tokens
+        tokens = await texts.encode(body.prompt or "", service.max_prompt_len, "prompt", add_special_tokens=special)
     return json_response({"tokens": tokens, "count": len(tokens), "max_model_len": service.max_model_len})
 
 
@@ -103,7 +106,7 @@ async def detokenize(request: Request) -> Response:
     body = parse_body(DetokenizeBody, await read_body(request))
     state.check_model(body.model)
     check_token_ids(body.tokens, state.serving(), "tokens")
-    return json_response({"prompt": state.serving().tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    return json_response({"prompt": await state.serving().texts.decode(body.tokens, skip_special_tokens=False)})
 
 
 @router.get("/health")

@@ -44,6 +44,7 @@ class InstantEngine:
         self.reply: str | None = None
         self.error: Mapping[str, str] | None = None
         self.silent = False
+        self.groups: list[Group] = []
         self.gone = ""
         self.admitted: list[Mapping[str, Any]] = []
         self.aborted: list[Abort] = []
@@ -59,6 +60,7 @@ class InstantEngine:
         rids = [f"r{len(self.admitted) + i}" for i in range(len(requests))]
         self.admitted += requests
         group = Group(self, rids)  # type: ignore[arg-type]
+        self.groups.append(group)
         if not self.silent:
             for rid, request in zip(rids, requests, strict=True):
                 for output in self._outputs(rid, request):
@@ -81,6 +83,10 @@ class InstantEngine:
         usage = {"prompt_tokens": start, "completion_tokens": len(kept), "cached_tokens": 4}
         last = Output(rid, 0, start + len(kept) - 1, kept[-1:], reason, None, usage, self.version, scores[-1])
         return [*rows, last]
+
+    def output(self, text: str, rid: str = "r0", position: int = 2) -> Output:
+        """What a silent engine says when a test wants it to."""
+        return Output(rid, 0, position, self.tokenizer.encode(text), None, None, None)
 
     def submit(self, event: Event) -> None:
         assert isinstance(event, Abort)

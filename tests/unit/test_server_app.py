@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from leftfold.server.client import EngineGone
 from leftfold.server.errors import engine_error
 from leftfold.server.generation import FINISH_REASONS
 from leftfold.server.wire import Output
@@ -64,8 +65,24 @@ def test_a_stop_string_ends_the_request_at_the_token_that_completed_it(app: App)
     answer = app.complete(stop="de", max_tokens=10).json()
     assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("abc", "stop")
     assert answer["usage"]["completion_tokens"] == 5
+    assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 4}
     (abort,) = app.engine.aborted
     assert (abort.reason, abort.keep) == ("stop_string", 5)
+
+
+def test_an_answer_that_a_stop_string_ended_survives_the_engine(app: App) -> None:
+    async def scenario() -> httpx.Response:
+        app.engine.silent = True
+        body = {"prompt": "hi", "stop": "b", "max_tokens": 9}
+        task = asyncio.create_task(app.send("POST", "/v1/completions", json=body))
+        group = await until_admitted(app)
+        for i, token in enumerate(app.engine.tokenizer.encode("abc")):
+            group.put(Output("r0", 0, 2 + i, [token], None, None, None))
+        group.put(EngineGone("it fell over"))
+        return await task
+
+    answer = asyncio.run(scenario()).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("a", "stop")
 
 
 def test_a_stop_token_ends_the_text_without_being_shown(app: App) -> None:
@@ -102,7 +119,12 @@ def test_what_the_engine_refuses(app: App, code: str, status: int, retry: str | 
     assert (answer.status_code, answer.headers.get("retry-after")) == (status, retry)
     assert answer.json()["error"]["message"] == "because"
     assert app.state.idle.is_set()
-    assert f'reason="{code}"' in app.request("GET", "/metrics").text
+    metrics = app.request("GET", "/metrics").text
+    assert f'reason="{code}"' in metrics
+    assert 'leftfold:prompt_tokens_total{engine="0",model_name="toy"} 0.0' in metrics
+    app.engine.error = None
+    app.complete()
+    assert 'leftfold:prompt_tokens_total{engine="0",model_name="toy"} 5.0' in app.request("GET", "/metrics").text
 
 
 def test_an_error_without_words_is_still_an_answer() -> None:

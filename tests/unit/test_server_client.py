@@ -120,7 +120,7 @@ def test_closing_aborts_only_what_has_not_ended(tmp_path: Path) -> None:
     run(tmp_path, scenario)
 
 
-def test_outputs_after_a_stop_string_are_not_heard(tmp_path: Path) -> None:
+def test_after_a_stop_string_the_end_alone_is_heard(tmp_path: Path) -> None:
     async def scenario(client: EngineClient, peer: Peer) -> None:
         group = client.admit([{"prompt": [1]}])
         rid = (await peer.heard()).event.rid
@@ -129,7 +129,7 @@ def test_outputs_after_a_stop_string_are_not_heard(tmp_path: Path) -> None:
         async for _, output in group:
             heard.append(output.tokens)
             group.stop(output, keep=1)
-        assert heard == [[1]]
+        assert heard == [[1], [3]]
 
     run(tmp_path, scenario)
 

@@ -252,3 +252,12 @@ def test_unknown_dtypes_and_kernels_are_refused(tmp_path: Path) -> None:
     make("llama", tmp_path)
     with pytest.raises(ModelError, match="dtype 'float8' is unknown; there are: auto, float32, bfloat16"):
         TorchExecutor(tmp_path, num_pages=4, page_size=4, max_model_len=16, dtype="float8")
+
+
+def test_a_second_copy_of_the_weights_beside_the_model_is_left_alone(tmp_path: Path) -> None:
+    make("llama", tmp_path)
+    name = "model.norm.weight"
+    wanted = load(tmp_path).get(name)
+    save_file({name: torch.zeros(3), "tok_embeddings.weight": torch.zeros(3)}, tmp_path / "zz.safetensors")
+    model = load(tmp_path)
+    assert torch.equal(model.get(name), wanted) and not model.has("tok_embeddings.weight")
