@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leftfold.server.bodies import Held, installed_version, json_response
 from leftfold.server.control import CONTROL_PATHS, control
-from leftfold.server.errors import ApiError, unavailable
+from leftfold.server.errors import ApiError, stopping, unavailable
 from leftfold.server.keys import Keys
 from leftfold.server.routes import router
 from leftfold.server.state import ServerState
@@ -32,7 +32,8 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 def create_app(state: ServerState) -> FastAPI:
     """The application over `state`; it answers at once, and takes work when `state` says so."""
-    app = FastAPI(title="Leftfold", version=installed_version())
+    # No pages for people: theirs load scripts from elsewhere. The schema is at /openapi.json.
+    app = FastAPI(title="Leftfold", version=installed_version(), docs_url=None, redoc_url=None)
     app.state.server = state
     app.include_router(router)
     app.include_router(control)
@@ -106,6 +107,10 @@ class Gate:
         self._open += 1
         try:
             await self._app(scope, receive, send_with_id)
+        except asyncio.CancelledError:  # a stop does not wait any longer
+            if not begun:
+                await _error_response(stopping())(scope, receive, send_with_id)
+            raise
         except _Unread:
             _log.info("request %s: the client has stopped reading its answer", request_id)
         except Exception:  # the boundary: a fault of ours is logged, answered, and hurts nobody else

@@ -1,4 +1,4 @@
-"""What the routes share: bodies in, JSON out, the server's state, schemas for `/docs`."""
+"""What the routes share: bodies in, JSON out, the server's state, schemas for `/openapi.json`."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def server_state(request: Request) -> ServerState:
 
 
 def documented(kind: type[BaseModel]) -> dict[str, Any]:
-    """The body's schema for `/docs` (the body itself is read by `read_body`, for errors in OpenAI's form)."""
+    """The body's schema for `/openapi.json` (the body itself is read by `read_body`, for errors in OpenAI's form)."""
     return {"requestBody": {"content": {"application/json": {"schema": kind.model_json_schema()}}, "required": True}}
 
 

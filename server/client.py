@@ -134,6 +134,7 @@ class EngineClient:
         self._gone: EngineGone | None = None
         self.status = Status("running")
         self.ready: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
@@ -171,8 +172,11 @@ class EngineClient:
                 self.status = message
             case Ready(info) if not self.ready.done():
                 self.ready.set_result(info)
-            case Failed(text) if not self.ready.done():
-                self.ready.set_exception(EngineGone(text))
+            case Failed(text):
+                if not self.ready.done():
+                    self.ready.set_exception(EngineGone(text))
+                elif not self.failed.done():
+                    self.failed.set_result(text)
 
     def admit(self, requests: Sequence[Mapping[str, Any]]) -> Group:
         """Admits one request per mapping of `Admit` fields, under ids of our own. Raises EngineGone."""

@@ -83,6 +83,11 @@ def unavailable(message: str, state: str | None = None, retry_after: int = 1) ->
     return ApiError(503, message, kind="service_unavailable", code="unavailable", headers=headers)
 
 
+def stopping() -> ApiError:
+    """A 503: the server stops, and this request has no answer yet."""
+    return unavailable("the server is stopping", "draining")
+
+
 def too_late() -> ApiError:
     """A 504: the request's deadline passed and it had no token yet. (With tokens it is an answer that ends early.)"""
     message = "the request's deadline passed before its first token"

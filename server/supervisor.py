@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
+import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -22,6 +20,7 @@ import uvicorn
 from leftfold import hub
 from leftfold.server.app import create_app
 from leftfold.server.client import EngineClient, EngineGone
+from leftfold.server.folders import SocketFolder
 from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
@@ -30,10 +29,11 @@ from leftfold.server.throughput import report_throughput
 from leftfold.text import TextError, load_tokenizer
 
 T = TypeVar("T")
-_ENGINE_STOP_SECONDS = 2.2  # then it is killed: a stop takes less than five seconds in all
-_SOCKET_PATH = 100  # a Unix socket's path has 107 bytes at most, on some systems 103
+_STOP_SECONDS = 2.0
+"""So long after the drain the engine is killed, if it has not ended; whatever else takes time runs beside that."""
+_CUT_SECONDS = 0.3
+"""How long those who are cut off wait for their ends from the engine; then they are told without it."""
 _ANSWER_SECONDS = 0.5
-_CLOSE_SECONDS = 0.2
 
 
 class _Refused(Exception):
@@ -62,7 +62,7 @@ class Supervisor:
         name = api_name(options)
         self._state = ServerState(options, name, Metrics(name))
         self._http = _Http(_http_config(self._state))
-        self._folder = socket_folder()
+        self._folder = SocketFolder()
         self._client: EngineClient | None = None
         self._process: Process | None = None
         self._asked_to_stop = asyncio.Event()
@@ -127,7 +127,9 @@ class Supervisor:
             self._open(Service(client, tokenizer, client.ready.result()))
             reporter = asyncio.create_task(report_throughput(client))
             await _first(ended, receiver)
-            raise self._broken(process.returncode)
+            if process.returncode == BROKEN:  # it has said why, and that may still be on the way
+                await asyncio.wait({client.failed}, timeout=_ANSWER_SECONDS)
+            raise self._broken(client, process.returncode)
         except EngineGone as error:
             raise _Refused(str(error)) from error
         finally:
@@ -135,12 +137,11 @@ class Supervisor:
                 if task is not None:
                     task.cancel()
 
-    def _broken(self, code: int | None) -> _Broken:
-        why = f"the engine process ended with code {code}"
+    def _broken(self, client: EngineClient, code: int | None) -> _Broken:
+        why = client.failed.result() if client.failed.done() else f"the engine process ended with code {code}"
         self._state.phase = "failed"
-        assert self._client is not None
-        self._client.gone(why)
-        return _Broken(why)
+        client.gone(why)
+        return _Broken(f"the engine stopped: {why}" if client.failed.done() else why)
 
     def _open(self, service: Service) -> None:
         fault = service.info.get("fault")
@@ -155,7 +156,7 @@ class Supervisor:
         print(f"leftfold: serving {self._state.model_name} on http://{shown}:{port}", file=sys.stderr, flush=True)
 
     async def _start_engine(self) -> tuple[EngineClient, Process]:
-        addresses = {name: f"ipc://{self._folder}/{name}" for name in ("commands", "outputs")}
+        addresses = {name: f"ipc://{self._folder.path}/{name}" for name in ("commands", "outputs")}
         self._client = EngineClient(**addresses)
         setup = {**addresses, "builder": self._builder, "options": self._options.without_keys()}
         self._process = await asyncio.create_subprocess_exec(
@@ -166,43 +167,40 @@ class Supervisor:
         return self._client, self._process
 
     async def _drain(self) -> None:
-        """Nobody new, and a while for those who are being answered; a second signal cuts it short."""
+        """Nobody new, and a while for those who are being answered; a second signal cuts it short.
+
+        What is left then is aborted, and the log says so, so that no later start goes on with it.
+        """
         self._state.phase = "draining"
         enough = [asyncio.create_task(event.wait()) for event in (self._state.idle, self._asked_again)]
         await _first(*enough, patience=self._options.shutdown_timeout)
         for task in enough:
             task.cancel()
+        for group in self._state.open.values():
+            group.abort("stopping")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state.idle.wait(), _CUT_SECONDS)
 
     async def _stop(self, http: asyncio.Task[None]) -> None:
+        until = time.monotonic() + _STOP_SECONDS
+        if self._client is not None:
+            self._client.stop()
         self._http.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await http
-        with contextlib.suppress(TimeoutError):  # those who were cut off abort their requests, before the engine stops
-            await asyncio.wait_for(self._state.idle.wait(), _CLOSE_SECONDS)
         if self._process is not None:
-            await self._stop_engine(self._process)
+            await self._end_engine(self._process, until - time.monotonic())
         if self._client is not None:
             self._client.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.close()
 
-    async def _stop_engine(self, process: Process) -> None:
-        assert self._client is not None
-        if process.returncode is None:
-            self._client.stop()
-            try:
-                await asyncio.wait_for(process.wait(), _ENGINE_STOP_SECONDS)
-            except TimeoutError:
-                process.kill()
-                await process.wait()
-
-
-def socket_folder() -> str:
-    """A new folder for the engine's sockets; nobody else may enter it. Their paths have to be short."""
-    folder = tempfile.mkdtemp(prefix="leftfold-")
-    if len(os.fsencode(folder)) + len("/commands") <= _SOCKET_PATH:
-        return folder
-    os.rmdir(folder)
-    return tempfile.mkdtemp(prefix="leftfold-", dir="/tmp")
+    async def _end_engine(self, process: Process, patience: float) -> None:
+        """Wait for the engine, which was told to stop, and kill it when it takes too long."""
+        try:
+            await asyncio.wait_for(process.wait(), max(0.0, patience))
+        except TimeoutError:
+            process.kill()
+            await process.wait()
 
 
 def _http_config(state: ServerState) -> uvicorn.Config:

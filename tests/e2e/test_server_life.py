@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import socket
 import threading
@@ -13,6 +14,8 @@ from pathlib import Path
 import httpx
 import pytest
 
+from leftfold.events import EventLog
+from leftfold.replay.fold import fold
 from tests.e2e.servers import PATIENCE, ServerProcess
 from tests.tiny_folder import write_tokenizer
 
@@ -75,23 +78,58 @@ def test_a_stop_finishes_what_is_being_answered_and_refuses_what_comes(folder: P
         assert server.process.wait(timeout=PATIENCE) == 0
 
 
-def test_a_stop_does_not_wait_for_ever(folder: Path) -> None:
-    options = {"shutdown_timeout": 0.2, "max_model_len": 4096, "log_dir": str(folder / "log")}
+def test_those_whom_a_stop_cuts_off_hear_so_and_no_start_goes_on_with_them(folder: Path) -> None:
+    options = {"shutdown_timeout": 0.2, "max_model_len": 4096, "max_num_seqs": 2, "log_dir": str(folder / "log")}
     with ServerProcess.toy(folder, {"TOY_STEP_SECONDS": "0.05"}, **options) as server:
         server.wait_until_ready()
+        heard: dict[str, httpx.Response] = {}
 
-        def ask() -> None:
-            with contextlib.suppress(httpx.TransportError):
-                chat(server, max_tokens=4000)
+        def ask(name: str, **more: object) -> threading.Thread:
+            asking = threading.Thread(target=lambda: heard.update({name: chat(server, max_tokens=4000, **more)}))
+            asking.start()
+            return asking
 
-        asking = threading.Thread(target=ask)
-        asking.start()
-        eventually(lambda: server.gauges()["leftfold:num_requests_running"] == 1)
+        asked = [ask("whole"), ask("stream", stream=True)]
+        eventually(lambda: server.gauges()["leftfold:generation_tokens_total"] > 4)
+        eventually(lambda: server.gauges()["leftfold:num_requests_running"] == 2)
+        asked.append(ask("in line"))
+        eventually(lambda: server.gauges()["leftfold:num_requests_waiting"] == 1)
+        begun = time.monotonic()
         assert server.interrupt() == 0
-        asking.join()
+        assert time.monotonic() - begun < 5
+        for thread in asked:
+            thread.join()
         assert "Traceback" not in server.stderr
-        log = b"".join(file.read_bytes() for file in sorted((folder / "log").glob("*.jsonl")))
-        assert b"client_gone" in log  # nobody waits for it: the next start does not go on with it
+    assert heard["whole"].json()["choices"][0]["finish_reason"] == "length"
+    events = [line for line in heard["stream"].text.splitlines() if line]
+    assert '"finish_reason":"length"' in events[-2] and events[-1] == "data: [DONE]"
+    assert heard["in line"].status_code == 503 and heard["in line"].headers["retry-after"] == "1"
+    assert heard["in line"].json()["error"]["code"] == "unavailable"
+    assert not fold(EventLog.read(folder / "log")).state.live  # type: ignore[union-attr]
+
+
+def test_a_stop_tells_those_who_wait_even_if_the_engine_does_not(folder: Path) -> None:
+    options = {"shutdown_timeout": 0.2, "max_model_len": 4096}
+    with ServerProcess.toy(folder, {"TOY_STEP_SECONDS": "0.02"}, **options) as server:
+        engine = engine_of(server.wait_until_ready())
+        answers: list[httpx.Response] = []
+        asking = [
+            threading.Thread(target=lambda more=more: answers.append(chat(server, max_tokens=4000, **more)))
+            for more in ({}, {"stream": True})
+        ]
+        for thread in asking:
+            thread.start()
+        eventually(lambda: server.gauges()["leftfold:num_requests_running"] == 2)
+        os.kill(engine, signal.SIGSTOP)
+        begun = time.monotonic()
+        assert server.interrupt() == 0
+        assert time.monotonic() - begun < 5
+        for thread in asking:
+            thread.join()
+        whole, stream = sorted(answers, key=lambda answer: "event-stream" in answer.headers["content-type"])
+        assert whole.status_code == 503 and "stopping" in whole.json()["error"]["message"]
+        assert "the server is stopping" in stream.text and stream.text.endswith("data: [DONE]\n\n")
+        assert not alive(engine)
 
 
 def test_an_engine_that_dies_takes_the_server_with_it_and_says_so(folder: Path) -> None:

@@ -265,7 +265,7 @@ def test_unknown_routes_and_methods_answer_in_the_apis_form(app: App) -> None:
 
 def test_the_key_guards_every_route_but_the_probes(tmp_path: Path) -> None:
     app = App(tmp_path, api_key="secret")
-    for path in ("/v1/models", "/metrics", "/version", "/docs", "/openapi.json", "/nope"):
+    for path in ("/v1/models", "/metrics", "/version", "/openapi.json", "/nope"):
         assert app.request("GET", path).status_code == 401
         for wrong in ("Bearer wrong", "Bearer ", "secret", "Basic secret", "Bearer sécret"):
             assert app.request("GET", path, headers={"Authorization": wrong.encode()}).status_code == 401

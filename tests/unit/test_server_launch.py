@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
+import os
 import socket
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 
 from leftfold.options import EngineOptions
-from leftfold.server import supervisor
+from leftfold.engine import CLOSE_SECONDS
+from leftfold.server import folders, supervisor
 from leftfold.server.launch import REFUSED, api_name, listen, serve
 from leftfold.server.options import ServeOptions
 
 
 def test_a_stop_takes_less_than_five_seconds_by_default() -> None:
-    answers, engine = supervisor._ANSWER_SECONDS, supervisor._ENGINE_STOP_SECONDS
-    assert ServeOptions().shutdown_timeout + answers + supervisor._CLOSE_SECONDS + engine < 5
+    assert ServeOptions().shutdown_timeout + supervisor._CUT_SECONDS + supervisor._STOP_SECONDS < 4.5  # half to spare
+    assert supervisor._STOP_SECONDS > CLOSE_SECONDS + 0.5  # the engine's own wait, and a log to close
 
 
 def test_options_travel_as_data() -> None:
@@ -87,13 +92,29 @@ def test_sockets_get_a_folder_with_a_short_path(tmp_path: Path, monkeypatch: pyt
         base = tmp_path / ("d" * depth)
         base.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(base))
-        folder = Path(supervisor.socket_folder())
+        made = folders.SocketFolder()
+        folder = Path(made.path)
         try:
             assert (base in folder.parents) == (is_used and len(str(folder)) < 92)
             assert len(str(folder / "commands")) < 104 and folder.stat().st_mode & 0o777 == 0o700
         finally:
-            folder.rmdir()
-        assert list(base.iterdir()) == []
+            made.close()
+        assert list(base.iterdir()) == [] and not folder.exists()
+
+
+def test_folders_of_dead_servers_are_swept_and_no_others(tmp_path: Path) -> None:
+    dead = subprocess.Popen([sys.executable, "-c", ""])
+    dead.wait()
+    names = {f"leftfold-{dead.pid}-left": False, f"leftfold-{dead.pid}-held": True, f"leftfold-{os.getpid()}-mine": True,
+             "leftfold-notes": True, f"other-{dead.pid}-x": True}  # fmt: skip
+    for name in names:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "commands").touch()
+    held = os.open(tmp_path / f"leftfold-{dead.pid}-held", os.O_RDONLY)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    folders.sweep(tmp_path)
+    os.close(held)
+    assert {name: (tmp_path / name).exists() for name in names} == names
 
 
 def test_the_servers_options_are_the_engines_and_more() -> None:
