@@ -1,8 +1,8 @@
 """Events and plans as JSON records and back; a field at its default is left out.
 
-`encode` writes one record as bytes, `decode` reads a parsed record. Numpy arrays are written directly. A record of an
-unknown type, with an unknown or missing field or a value of the wrong kind (events/shapes.py) raises `CodecError`, which
-names it; what `encode` has written, `decode` reads.
+`encode` writes a record as bytes, `decode` reads a parsed one. Numpy arrays are written directly. A record of an
+unknown type, with an unknown or missing field or a value of the wrong kind (events/shapes.py) raises `CodecError`,
+which names it; what `encode` has written, `decode` reads.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""The invariants of one state, checked page by page and row by row."""
+"""The invariants of one state, checked page by page and row by row; those that cost more are in fsm/audit.py."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from leftfold.fsm.audit import audit
 from leftfold.fsm.errors import InvariantViolation
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import MAX_DEPTH, demand
@@ -13,14 +14,19 @@ if TYPE_CHECKING:
     from leftfold.fsm.state import State
 
 
-def check(state: State) -> None:
-    """Raises `InvariantViolation`, which says what is wrong and where."""
+def check(state: State, thorough: bool = True) -> None:
+    """Raises `InvariantViolation`, which says what is wrong and where.
+
+    Not `thorough`: only what costs less than an event, so that it can be looked at after every one.
+    """
     seats = [*state.decoding.seats, *state.prefilling.values(), *state.stopping]
     _check_pages(state, seats)
     _check_slots(state, seats)
     _check_rows(state)
     _check_requests(state)
     _check_in_flight(state)
+    if thorough:
+        audit(state)
 
 
 def _check_pages(state: State, seats: list[Seat]) -> None:
@@ -139,19 +145,15 @@ def _check_private(state: State, seat: Seat, first: int) -> None:
 
 def _check_requests(state: State) -> None:
     """Live requests are seated or in line, each once."""
-    waiting, tokens = 0, 0
-    for key, request in state.live.items():
-        phase = request.phase
-        if request.key != key or phase is Phase.STOPPING or phase is Phase.FINISHED or phase is None:
-            raise InvariantViolation(f"live request {key} is {request.key}, {phase}")
-        if request.seat is None:
-            waiting += 1
-            tokens += len(request.tokens)
-            if phase is not Phase.WAITING and phase is not Phase.PREEMPTED:
-                raise InvariantViolation(f"request {key} has no seat and is {phase}")
+    line = [request for request in state.live.values() if request.seat is None]
+    waiting, tokens = len(line), 0
+    for request in line:
+        tokens += len(request.tokens)
+        if request.phase is not Phase.WAITING and request.phase is not Phase.PREEMPTED:
+            raise InvariantViolation(f"request {request.key} has no seat and is {request.phase}")
     if waiting != len(state.waiting) or tokens != state.queued_tokens:
-        line = f"{len(state.waiting)} requests with {state.queued_tokens} tokens are in line"
-        raise InvariantViolation(f"{line}, {waiting} with {tokens} have no seat")
+        noted = f"{len(state.waiting)} requests with {state.queued_tokens} tokens are in line"
+        raise InvariantViolation(f"{noted}, {waiting} with {tokens} have no seat")
     rows = len(state.decoding.seats) + len(state.prefilling)
     if rows + waiting != len(state.live) or rows > state.config.rows:
         raise InvariantViolation(f"{rows} rows (at most {state.config.rows}) and {waiting} waiting: {list(state.live)}")
