@@ -57,7 +57,7 @@ class Config:
                 raise ConfigError(f"{name} {value!r} is not {unit}")
         if type(self.pipeline_depth) is not int or not 0 <= self.pipeline_depth <= MAX_DEPTH:
             raise ConfigError(f"pipeline_depth {self.pipeline_depth!r} must be 0 to {MAX_DEPTH}")
-        if self.policy not in POLICIES:
+        if type(self.policy) is not str or self.policy not in POLICIES:
             raise ConfigError(f"policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
 
     @property

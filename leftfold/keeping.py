@@ -41,7 +41,8 @@ class NoLog:
 class GroupCommit:
     """A thread that syncs a log every `seconds` while anything was appended; for `durability` "async".
 
-    A sync that fails breaks the log: the next append raises, and so stops the engine with the reason.
+    A write that fails (a full disk) has lost nothing and is tried again; a sync that fails breaks the log: the next
+    append raises, and so stops the engine with the reason.
     """
 
     def __init__(self, log: EventLog, seconds: float = COMMIT_SECONDS) -> None:
@@ -52,15 +53,23 @@ class GroupCommit:
         self._thread.start()
 
     def _run(self) -> None:
-        synced = 0
+        synced, failing = 0, False
         while not self._done.wait(self._seconds):
             if self._log.next_seq - 1 == synced:
                 continue
             try:
                 synced = self._log.sync()
-            except (OSError, LogError) as error:
-                logger.error("the log could not be made durable: %s", error)
+            except LogError as error:  # broken or closed: nothing more can be done here
+                logger.error("the log is not made durable any more: %s", error)
                 return
+            except OSError as error:
+                if not failing:
+                    logger.error("the log could not be made durable, trying again: %s", error)
+                failing = True
+            else:
+                if failing:
+                    logger.warning("the log is durable again, up to seq %d", synced)
+                failing = False
 
     def close(self) -> None:
         """Stop; the log's own `close` makes the rest durable."""

@@ -15,11 +15,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Mapping
+from contextlib import closing, suppress
 from typing import Any
 
 import orjson
 import zmq
 
+from leftfold.server.launch import BROKEN, REFUSED
 from leftfold.server.options import ServeOptions
 from leftfold.server.publishing import Publisher
 from leftfold.server.wire import (
@@ -34,8 +36,7 @@ from leftfold.server.wire import (
     to_frames,
 )
 
-_LINGER_MS = 1000
-EXIT_REFUSED = 2
+LINGER_SECONDS = 0.5  # a server that reads takes a few; one that does not must not keep a stop waiting
 
 
 class _Sender:
@@ -43,7 +44,7 @@ class _Sender:
 
     def __init__(self, context: zmq.Context[Any], address: str) -> None:
         self._socket = context.socket(zmq.PUSH)
-        self._socket.setsockopt(zmq.LINGER, _LINGER_MS)
+        self._socket.setsockopt(zmq.LINGER, int(1000 * LINGER_SECONDS))
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.connect(address)
 
@@ -72,15 +73,23 @@ def main() -> int:
         send(Failed(_one_line(error)))
         send.close()
         context.term()
-        return EXIT_REFUSED
+        return REFUSED
     publisher.watch(engine)
     send(Ready(_info(engine)))
     commands = threading.Thread(target=_obey, args=(engine, context, setup), name="commands", daemon=True)
     commands.start()
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=engine.stop).start())  # may not take locks here
-    engine.run()
+    try:
+        engine.run()
+        code = 0
+    except Exception as error:  # the same boundary, for what an executor, a disk or the reducer does wrong later
+        if os.environ.get("LEFTFOLD_DEBUG"):
+            traceback.print_exc()
+        send(Failed(_one_line(error)))
+        code = BROKEN
     send.close()
-    return 0
+    context.term()  # what was said last is on its way when this returns
+    return code
 
 
 def _build(builder: str, options: ServeOptions, on_effects: Callable[[Any], None]) -> Any:
@@ -94,25 +103,31 @@ def _info(engine: Any) -> dict[str, Any]:
 
 
 def _obey(engine: Any, context: zmq.Context[Any], setup: Mapping[str, Any]) -> None:
-    """The receiving thread: events into the inbox, gauges out, stop."""
-    commands = context.socket(zmq.PULL)
-    commands.setsockopt(zmq.RCVHWM, 0)
-    commands.connect(setup["commands"])
-    send = _Sender(context, setup["outputs"])
-    while True:
-        try:
-            message = from_frames(commands.recv_multipart())
-        except WireError as error:
-            print(f"leftfold: ignored a message to the engine: {error}", file=sys.stderr)
-            continue
-        match message:
-            case Submit(event):
-                fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "t"}
-                engine.submit(type(event), **fields)
-            case StatsRequest(call):
-                send(Stats(call, engine.stats()))
-            case Stop():
-                engine.stop()
+    """The receiving thread: events into the inbox, gauges out, stop; until the engine has ended."""
+    with (
+        suppress(zmq.ContextTerminated),
+        context.socket(zmq.PULL) as commands,
+        closing(_Sender(context, setup["outputs"])) as send,
+    ):
+        commands.setsockopt(zmq.RCVHWM, 0)
+        commands.setsockopt(zmq.LINGER, 0)
+        commands.connect(setup["commands"])
+        while True:
+            try:
+                _take(engine, from_frames(commands.recv_multipart()), send)
+            except WireError as error:
+                print(f"leftfold: ignored a message to the engine: {error}", file=sys.stderr)
+
+
+def _take(engine: Any, message: Any, send: Callable[[Any], None]) -> None:
+    match message:
+        case Submit(event):
+            fields = {f.name: getattr(event, f.name) for f in dataclasses.fields(event) if f.name != "t"}
+            engine.submit(type(event), **fields)
+        case StatsRequest(call):
+            send(Stats(call, engine.stats()))
+        case Stop():
+            engine.stop()
 
 
 def _die_with_parent() -> None:

@@ -49,7 +49,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The engine could not start; `message` is one line for people."""
+    """The engine could not start, or go on; `message` is one line for people, and the last that is said."""
 
     message: str
 
