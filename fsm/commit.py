@@ -65,8 +65,7 @@ def _attested(flight: InFlight, event: ForwardDone) -> IntArray | None:
 def _tokens(raw: object) -> IntArray | None:
     """Token ids as int64, None for what are none."""
     if isinstance(raw, np.ndarray) and raw.dtype == _INT32 and raw.ndim == 1:
-        tokens = raw.astype(np.int64)
-        return None if len(raw) and np.minimum.reduce(raw) < 0 else tokens
+        return None if len(raw) and raw[raw.argmin()] < 0 else raw.astype(np.int64)
     try:
         tokens = np.asarray(raw)
     except (TypeError, ValueError, OverflowError):

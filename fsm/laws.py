@@ -117,12 +117,10 @@ def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRo
     columns.planned[slots] = planned
     stopped = (planned >= columns.runway[slots]).nonzero()[0]
     if len(stopped):
-        halted = slots[stopped]
-        over = planned[stopped] >= columns.limit[halted]
-        if np.count_nonzero(over):
-            state.resting += halted[over].tolist()
-            halted = halted[~over]
-        state.at_edge += halted.tolist()
+        seats, size = decode.seats, state.config.page_size
+        for index in stopped.tolist():
+            seat = seats[index]
+            (state.resting if seat.last <= len(seat.pages) * size else state.at_edge).append(seat.slot)
     if chunks:
         planned_through(state, sorted([chunk.seat for chunk in chunks if chunk.samples], key=lambda seat: seat.order))
     return StepRows(decode, starts, inputs, chunks, state.config.page_size)

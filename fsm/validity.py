@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from leftfold.events.codec import same
 from leftfold.events.plan import Plan, as_list
 from leftfold.fsm.controls import gives_back_rows, operation
@@ -12,6 +10,7 @@ from leftfold.fsm.errors import PlanRefused
 from leftfold.fsm.gate import Gate, may_join, rows_pass
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import demand
+from leftfold.fsm.pages import PagePool
 from leftfold.fsm.prefix import extend_keys, matching
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.state import State
@@ -101,23 +100,29 @@ def _seat(state: State, slot: int, field: str) -> Seat:
 
 def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Every granted page is usable and granted once; every found page is published."""
-    pool = state.pool
+    if len(plan.grow) > 1:
+        raise PlanRefused(f"grow: {len(plan.grow)} groups, there is one")
     for tier, group, pages in plan.evict:
         if tier != "device" or group != 0:
             raise PlanRefused(f"evict: {pages} of tier {tier!r}, group {group}; there is one group on the device only")
-    granted = [page for row in plan.grow for page in as_list(row.pages)]
-    evicted = [page for row in plan.evict for page in as_list(row.pages)]
+    granted = [*as_list(plan.grow[0].pages)] if plan.grow else []
+    evicted = as_list(plan.evict[0].pages) if len(plan.evict) == 1 else [p for row in plan.evict for p in row.pages]
     found = _found(state, plan, granted) if plan.join else []
-    if not {*map(type, granted), *map(type, evicted), *map(type, found)} <= {int} or len(plan.grow) > 1:
-        raise PlanRefused(f"pages {granted}, {evicted} are not page ids of one group")
-    fresh, dropped = set(granted), set(evicted)
-    if len(fresh) != len(granted) or len(dropped) != len(evicted):
-        raise PlanRefused(f"pages {_twice(granted) or _twice(evicted)} are granted or evicted twice")
-    if not dropped.isdisjoint(found):
-        raise PlanRefused(f"evict: one of the pages {found} that joins find is dropped")
-    if not leaving and dropped <= pool.cached.keys() and fresh - dropped <= pool.free.keys():
-        return
-    _check_pages_one_by_one(state, granted, evicted, leaving)
+    if leaving or found or not _plainly_usable(state.pool, granted, evicted):
+        _check_pages_one_by_one(state, granted, evicted, found, leaving)
+
+
+def _plainly_usable(pool: PagePool, granted: list[int], evicted: list[int]) -> bool:
+    """The common case: free pages, and cached ones that are evicted, each once."""
+    free, cached = pool.free, pool.cached
+    for page in evicted:
+        if type(page) is not int or page not in cached:
+            return False
+    dropped = set(evicted)
+    for page in granted:
+        if type(page) is not int or (page not in dropped and page not in free):
+            return False
+    return len(dropped) == len(evicted) and len(set(granted)) == len(granted)
 
 
 def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:
@@ -151,15 +156,22 @@ def _check_found(state: State, request: Request, pages: list[int]) -> None:
         raise PlanRefused(f"join: pages {pages} of {request.rid!r} hold other tokens under its keys")
 
 
-def _check_pages_one_by_one(state: State, granted: list[int], evicted: list[int], leaving: list[Seat]) -> None:
+def _check_pages_one_by_one(
+    state: State, granted: list[int], evicted: list[int], found: list[int], leaving: list[Seat]
+) -> None:
     pool = state.pool
+    for page in (*granted, *evicted, *found):
+        if type(page) is not int or not 0 <= page < len(pool):
+            raise PlanRefused(f"page {page!r} does not exist")
+    if repeated := _twice(granted) or _twice(evicted):
+        raise PlanRefused(f"pages {repeated} are granted or evicted twice")
     freed: dict[int, int] = {}
     for seat in leaving:
         for page in () if state.flies(seat) else seat.pages:
             freed[page] = freed.get(page, 0) + 1
     for page in (*granted, *evicted):
-        if not 0 <= page < len(pool):
-            raise PlanRefused(f"page {page} does not exist")
+        if page in found:
+            raise PlanRefused(f"page {page} is found by a join, and granted or evicted")
         if pool.refs[page] != freed.get(page, 0):
             raise PlanRefused(f"page {page} is held")
     for page in evicted:
@@ -170,9 +182,8 @@ def _check_pages_one_by_one(state: State, granted: list[int], evicted: list[int]
             raise PlanRefused(f"page {page} is granted without being evicted")
 
 
-def _twice(pages: Iterable[int]) -> list[int]:
-    seen: list[int] = []
-    return [page for page in pages if page in seen or seen.append(page)]  # type: ignore[func-returns-value]
+def _twice(pages: list[int]) -> list[int]:
+    return [page for page in dict.fromkeys(pages) if pages.count(page) > 1] if len(set(pages)) < len(pages) else []
 
 
 def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
