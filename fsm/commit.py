@@ -44,7 +44,7 @@ def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[
         _fail(state, event, outputs)
     else:
         in_flight.popleft()
-        state.count("steps")
+        state.counts["steps"] += 1
         _commit(state, flight, tokens, outputs)
         if flight.ended:
             drain(state, flight)
@@ -106,7 +106,7 @@ def _commit_decode(
     computed = starts + 1
     columns.computed[slots] = computed
     columns.last[slots] = tokens
-    state.count("generation_tokens", len(seats))
+    state.counts["generation_tokens"] += len(seats)
     marked = computed >= columns.alarm[slots]
     if columns.watching:
         marked = np.logical_or(marked, columns.watch.take(tokens, mode="clip"))

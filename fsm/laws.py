@@ -103,9 +103,7 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
     assert plan.step is not None
     ops = [op.op for op in plan.ops if isinstance(op, Control)] if plan.ops else ()
     state.in_flight.append(InFlight(plan.step, state.chain, rows, ops))
-    return ExecutionPlan(
-        plan=plan, ended=ended, joined=joined, chunk_tokens=tokens, digest=state.chain, source=rows, voids=state.voids
-    )
+    return ExecutionPlan(plan, ended, joined, tokens, state.chain, rows, state.voids)
 
 
 def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRows:
@@ -118,9 +116,11 @@ def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRo
     stopped = (planned >= columns.runway[slots]).nonzero()[0]
     if len(stopped):
         seats, size = decode.seats, state.config.page_size
-        for index in stopped.tolist():
-            seat = seats[index]
-            (state.resting if seat.last <= len(seat.pages) * size else state.at_edge).append(seat.slot)
+        halted = [seats[index] for index in stopped.tolist()]
+        at_edge = [seat.slot for seat in halted if len(seat.pages) * size < seat.last]
+        state.at_edge += at_edge
+        if len(at_edge) < len(halted):
+            state.resting += [seat.slot for seat in halted if len(seat.pages) * size >= seat.last]
     if chunks:
         planned_through(state, sorted([chunk.seat for chunk in chunks if chunk.samples], key=lambda seat: seat.order))
     return StepRows(decode, starts, inputs, chunks, state.config.page_size)
