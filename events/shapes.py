@@ -14,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from leftfold.events.types import Admit, ForwardDone, SamplingParams
+from leftfold.events.types import Admit, ForwardDone, SamplingParams, Tokens
 
 Check = Callable[[Any], bool]
 
@@ -51,6 +51,7 @@ class Layout:
         if cls is not ForwardDone:  # what an executor put there is told to nobody
             listed = [name for name, default in self.fields if default == ()]
             writes.update({name: _is_writable_list if name in listed else _is_writable for name in judged})
+            writes.update({name: _is_writable_prompt for name in judged if hints[name] == Tokens})
         found = [(name, default, writes[name]) for name, default in self.fields]
         self.writes = tuple([(name, default, check) for name, default, check in found if check is not None])
         if "t" in hints:
@@ -95,12 +96,15 @@ def _is_writable(value: Any) -> bool:
 
 
 def _is_writable_list(value: Any) -> bool:
-    """The same for a field that holds a list: it may be a tuple or, of integers, an array."""
-    if type(value) is np.ndarray:
-        return value.dtype.kind in "iu"
+    """The same for a field that holds a list, which may be a tuple."""
     if type(value) is list or type(value) is tuple:
         return set(map(type, value)) <= _INT or all(map(_is_writable, value))
     return _is_writable(value)
+
+
+def _is_writable_prompt(value: Any) -> bool:
+    """The same for token ids, which may be an array, too."""
+    return value.dtype.kind in "iu" if type(value) is np.ndarray else _is_writable_list(value)
 
 
 def _of_type(*kinds: type) -> Check:

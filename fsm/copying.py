@@ -41,11 +41,8 @@ class _Copier:
     def seat(self, seat: Seat) -> Seat:
         if seat not in self.seats:
             twin = self.seats[seat] = object.__new__(Seat)
-            twin.slot, twin.order, twin.target = seat.slot, seat.order, seat.target
-            twin.start = seat.start
-            twin.last, twin.edge, twin.final = seat.last, seat.edge, seat.final
-            twin.publishes = seat.publishes
-            twin.parent, twin.stops = seat.parent, seat.stops
+            for name in Seat.__slots__:
+                setattr(twin, name, getattr(seat, name))
             twin.pages = seat.pages.copy()
             twin.request = self.request(seat.request)
         return self.seats[seat]

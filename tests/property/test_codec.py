@@ -33,6 +33,8 @@ from leftfold.events import (
     same,
 )
 from leftfold.events.codec import OPERATIONS, TAGS
+from leftfold.events.shapes import JUDGED
+from leftfold.fsm import Config, State, step
 
 ids = st.integers(0, 2**31 - 1)
 counts = st.integers(0, 2**53)
@@ -172,8 +174,154 @@ def test_a_fortran_view_and_a_column_are_written_as_lists() -> None:
         ({"t": 0, "type": "tick", "plan": {"join": 3}}, "join"),
         ({"t": 0, "type": "tick", "plan": {"ops": [{"type": "fly"}]}}, "fly"),
         ({"t": 0, "type": "tick", "plan": {"ops": [{"type": "send"}]}}, "op"),
+        ({"t": True, "type": "tick"}, "t True"),
+        ({"t": 1 << 63, "type": "tick"}, "t 92"),
+        ({"t": 0, "type": "tick", "plan": 5}, "plan 5"),
+        ({"t": 0, "type": "tick", "plan": {"step": 1.0}}, "step 1.0"),
+        ({"t": 0, "type": "tick", "plan": {"step": True}}, "step True"),
+        ({"t": 0, "type": "tick", "plan": {"preempt": [1, None]}}, "preempt"),
+        ({"t": 0, "type": "tick", "plan": {"join": [[0, "a", 0, 0, [["x"]]]]}}, "join"),
+        ({"t": 0, "type": "tick", "plan": {"join": [[0, "a", 0, 0, [[1]], 0, 9]]}}, "join"),
+        ({"t": 0, "type": "tick", "plan": {"chunks": [[0, 1, 1]]}}, "chunks"),
+        ({"t": 0, "type": "tick", "plan": {"grow": [[0, 1]]}}, "grow"),
+        ({"t": 0, "type": "tick", "plan": {"evict": [["device", 0, [1 << 63]]]}}, "evict"),
+        ({"t": 0, "type": "tick", "plan": {"ends": [["a", 0, None]]}}, "ends"),
+        ({"t": 0, "type": "tick", "plan": {"memo": {"x": 1.5}}}, "memo"),
+        ({"t": 0, "type": "tick", "plan": {"memo": {"x": 1 << 63}}}, "memo"),
+        ({"t": 0, "type": "tick", "plan": {"ops": [5]}}, "operation type 5"),
+        ({"t": 0, "type": "tick", "plan": {"ops": [{"type": ["copy"]}]}}, "operation type"),
+        ({"t": 0, "type": "tick", "plan": {"ops": 7}}, "ops 7"),
+        ({"t": 0, "type": "admit", "rid": 5}, "rid 5"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": []}, "params"),
+        ({"t": 0, "type": "admit", "rid": "a", "epoch": None}, "epoch None"),
+        ({"t": 0, "type": "admit", "rid": "a", "tenant": ["x"]}, "tenant"),
+        ({"t": 0, "type": "admit", "rid": "a", "want": "logprobs"}, "want"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": {"temperature": "hot"}}, "temperature"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": {"top_p": True}}, "top_p"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": {"seed": 1 << 64}}, "seed"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": {"logit_bias": {"x": 1}}}, "logit_bias"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": {"logit_bias": {"01": 1}}}, "logit_bias"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": {"logit_bias": {"1": "x"}}}, "logit_bias"),
+        ({"t": 0, "type": "admit", "rid": "a", "params": {"_json": "{}"}}, "_json"),
+        ({"t": 0, "type": "forward_done", "step": "1"}, "step '1'"),
+        ({"t": 0, "type": "forward_done", "step": 1, "digest": 5}, "digest 5"),
+        ({"t": 0, "type": "started", "config": [1]}, "config"),
+        ({"t": 0, "type": "started", "kept": [1]}, "kept"),
+        ({"t": 0, "type": "sleep", "tags": "kv"}, "tags 'kv'"),
+        ({"t": 0, "type": "pause"}, "mode"),
     ],
 )
 def test_what_is_no_event_is_refused_by_name(raw: dict[str, Any], says: str) -> None:
     with pytest.raises(CodecError, match=says):
         decode(raw)
+
+
+# Fields that the reducer judges itself may hold anything: the log gives it back as it was.
+
+numbers = st.sampled_from([0, 1, 16, -1, 16.0, 0.0, 1.5, True, False, None, "16", "", 2**63, 2**64 - 1])
+odd = st.one_of(
+    numbers, st.lists(numbers, max_size=3), st.dictionaries(texts, numbers, max_size=2),
+    st.lists(st.lists(numbers, max_size=2), max_size=2), st.sampled_from(["use", "read", "off"]),
+)  # fmt: skip
+odd_lists = odd | st.lists(st.integers(0, 40), max_size=6).map(tuple) | st.lists(st.integers(-1, 40), max_size=6).map(
+    lambda x: np.array(x, np.int64))  # fmt: skip
+odd_params = {name: odd for name in JUDGED[SamplingParams]} | {"stop_token_ids": odd_lists}
+odd_fields = {name: odd for name in JUDGED[Admit]} | {"prompt": odd_lists}
+sound = {"prompt": [1, 2, 3]}
+
+
+@settings(max_examples=300)
+@given(
+    st.fixed_dictionaries({}, optional=odd_params), st.fixed_dictionaries({}, optional=odd_fields),
+    st.fixed_dictionaries({}, optional={"tokens": odd_lists, "counts": st.none() | odd, "ended": odd, "error": odd}),
+)  # fmt: skip
+def test_an_odd_value_means_the_same_when_it_is_read_back(
+    params: dict[str, Any], admit: dict[str, Any], result: dict[str, Any]
+) -> None:
+    config = Config(num_pages=8, page_size=2, max_running=2, max_batch_tokens=8, max_model_len=12)
+    live, replayed = State(config), State(config)
+    events: list[Event] = [
+        Admit(t=0, rid="b", prompt=[5, 6]),
+        Admit(t=1, rid="a", params=SamplingParams(**params), **{**sound, **admit}),
+        Tick(t=2),
+        ForwardDone(t=3, step=1, **result),
+        Tick(t=4),
+    ]
+    for event in events:
+        try:
+            raw = encode(event)
+        except (CodecError, TypeError):
+            return  # nothing of it would be in a log
+        outcomes: list[Any] = []
+        for state, one in ((live, event), (replayed, decode(orjson.loads(raw)))):
+            effects = step(state, one)
+            outcomes.append([list(effects.outputs), effects.acks, effects.wake_at, state.digest()])
+        assert outcomes[0] == outcomes[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("max_tokens", 16.0), ("min_tokens", False), ("n", True), ("n", 1.0), ("max_tokens", 16), ("min_tokens", 0.0)],
+)
+def test_what_equals_a_default_but_is_of_another_type_is_written(name: str, value: Any) -> None:
+    back = decode(orjson.loads(encode(Admit(t=0, rid="a", params=SamplingParams(**{name: value})))))
+    assert isinstance(back, Admit)
+    found = getattr(back.params, name)
+    assert found == value and type(found) is type(value)
+
+
+def test_a_deadline_of_no_integer_is_written() -> None:
+    back = decode(orjson.loads(encode(Admit(t=0, rid="a", deadline=0.0))))  # type: ignore[arg-type]
+    assert isinstance(back, Admit) and type(back.deadline) is float
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Admit(t=0, rid=5),  # type: ignore[arg-type]
+        Admit(t=1.5, rid="a"),  # type: ignore[arg-type]
+        Admit(t=0, rid="a", prompt=[float("nan")]),  # type: ignore[list-item]
+        Admit(t=0, rid="a", prompt=np.array([1.5])),  # type: ignore[arg-type]
+        Admit(t=0, rid="a", params=None),  # type: ignore[arg-type]
+        Admit(t=0, rid="a", params=SamplingParams(temperature=float("nan"))),
+        Admit(t=0, rid="a", params=SamplingParams(temperature=float("inf"))),
+        Admit(t=0, rid="a", params=SamplingParams(max_tokens=np.int64(5))),  # type: ignore[arg-type]
+        Admit(t=0, rid="a", params=SamplingParams(max_tokens=(1,))),  # type: ignore[arg-type]
+        Admit(t=0, rid="a", params=SamplingParams(logit_bias={"5": 1.0})),  # type: ignore[dict-item]
+        ForwardDone(t=0, step="1"),  # type: ignore[arg-type]
+        ForwardDone(t=0, step=1, digest=5),  # type: ignore[arg-type]
+        Started(t=0, laws="1"),  # type: ignore[arg-type]
+    ],
+    ids=str,
+)
+def test_what_would_not_read_back_as_it_is_is_not_written(event: Event) -> None:
+    with pytest.raises(CodecError):
+        encode(event)
+
+
+wild = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False) | texts,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(texts, inner, max_size=3), max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=300)
+@given(every_event, st.data())
+def test_a_record_with_anything_in_it_is_read_or_refused(event: Event, draw: st.DataObject) -> None:
+    """Whatever stands in a whole record, `decode` gives an event or raises `CodecError`; an event is written again."""
+    raw = orjson.loads(encode(event))
+    names = [*raw, "plan", "params", "digest"] if len(raw) < 3 else [*raw]
+    target = raw
+    while True:
+        name = draw.draw(st.sampled_from(sorted(names)))
+        inner = target.get(name)
+        if isinstance(inner, dict) and inner and draw.draw(st.booleans()):
+            target, names = inner, [*inner]
+            continue
+        target[name] = draw.draw(wild)
+        break
+    try:
+        back = decode(raw)
+    except CodecError:
+        return
+    assert same(decode(orjson.loads(encode(back))), back)

@@ -1,0 +1,127 @@
+"""A copied state shares nothing that can change, and has every attribute: found by walking both object graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import pytest
+
+from leftfold.events import EVENTS, Call, SamplingParams, UpdateWeights
+from leftfold.fsm import Config, State, step
+from leftfold.fsm.columns import Columns
+from leftfold.fsm.pages import PagePool
+from leftfold.fsm.policy import Policy
+from tests.unit.test_check import busy
+
+FROZEN = (int, str, bytes, bool, float, type(None), Enum, frozenset, Config, SamplingParams, Policy, range, *EVENTS)
+"""What no event ever changes."""
+
+SHARED: tuple[tuple[str, str], ...] = (
+    ("Request", "tokens"),  # replaced, never written
+    ("Request", "want"),  # of the event
+    ("ChunkRow", "tokens"),
+    ("StepRows", "starts"),  # a plan's rows hold values only
+    ("StepRows", "inputs"),
+)
+"""Mutable values that copies may share: class and attribute that holds them."""
+
+
+def parts(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a value is made of, by name."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield "key", key
+            yield f"[{key!r}]", item
+    elif isinstance(value, tuple) and hasattr(value, "_fields"):
+        yield from zip(value._fields, value, strict=True)
+    elif hasattr(value, "__slots__") or hasattr(value, "__dict__"):
+        for name in (*getattr(type(value), "__slots__", ()), *getattr(value, "__dict__", {})):
+            if hasattr(value, name):
+                yield name, getattr(value, name)
+        if isinstance(value, list):  # what derives from a container
+            yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif isinstance(value, np.ndarray | memoryview):
+        return
+    else:
+        try:
+            yield from ((f"[{index}]", item) for index, item in enumerate(value))
+        except TypeError:
+            raise AssertionError(f"the walk does not know {type(value)}") from None
+
+
+def mutable(root: State) -> dict[int, tuple[str, Any, bool]]:
+    """Every object that can be reached and may change: its path, itself, and whether it may be shared."""
+    found: dict[int, tuple[str, Any, bool]] = {}
+    todo: list[tuple[str, Any, bool]] = [("state", root, False)]
+    while todo:
+        path, value, allowed = todo.pop()
+        if isinstance(value, FROZEN) or callable(value) or id(value) in found:
+            continue
+        empty = isinstance(value, tuple) and not value
+        if not empty:
+            found[id(value)] = (path, value, allowed)
+        for name, part in parts(value):
+            todo.append((f"{path}.{name}", part, allowed or (type(value).__name__, name) in SHARED))
+    return found
+
+
+def states() -> list[State]:
+    state = busy()
+    state.listen()
+    step(state, UpdateWeights(t=3, call="u", source="s", version="2"))
+    step(state, Call(t=3, call="c", verb="profile", args={"a": [1]}))
+    state.suspects[next(iter(state.live))] = 5
+    return [state, State(state.config)]
+
+
+@pytest.mark.parametrize("state", states(), ids=["busy", "fresh"])
+def test_copy_shares_nothing_mutable(state: State) -> None:
+    original, twin = mutable(state), mutable(state.copy())
+    shared = [original[key] for key in original.keys() & twin.keys()]
+    assert not [path for path, value, allowed in shared if not allowed and not isinstance(value, tuple)]
+
+
+@pytest.mark.parametrize("state", states(), ids=["busy", "fresh"])
+def test_arrays_and_views_of_a_copy_are_its_own(state: State) -> None:
+    twin = state.copy()
+    for name in Columns.__slots__:
+        value = getattr(state.columns, name)
+        if isinstance(value, np.ndarray):
+            assert not np.shares_memory(value, getattr(twin.columns, name)), name
+    assert np.shares_memory(twin.pool.flat, twin.pool.tokens) and not np.shares_memory(twin.pool.flat, state.pool.flat)
+    twin.pool.tokens[0, 0] = 77
+    assert twin.pool.raw[:4].tobytes() == np.int32(77).tobytes() != state.pool.raw[:4].tobytes()
+
+
+@pytest.mark.parametrize("state", states(), ids=["busy", "fresh"])
+def test_a_copy_has_every_attribute_and_says_the_same(state: State) -> None:
+    twin = state.copy()
+    assert vars(twin).keys() == vars(state).keys()
+    for mine, its in ((state.columns, twin.columns), (state.pool, twin.pool)):
+        for name in type(mine).__slots__:
+            assert hasattr(its, name), f"{type(mine).__name__}.{name} was not copied"
+    for seat, other in zip(state.running(), twin.running(), strict=True):
+        for name in type(seat).__slots__:
+            if name != "request":
+                assert getattr(seat, name) == getattr(other, name), f"Seat.{name} was not copied"
+        for name in type(seat.request).__slots__:
+            if name not in ("seat", "leader", "tokens"):
+                assert getattr(seat.request, name) == getattr(other.request, name), f"Request.{name} was not copied"
+    assert [[seat.request.key for seat in step.rows.decode.seats] for step in twin.in_flight] == [
+        [seat.request.key for seat in step.rows.decode.seats] for step in state.in_flight
+    ]
+    twin.check()
+    assert twin.digest() == state.digest()
+
+
+def test_the_walk_finds_what_is_shared() -> None:
+    state = busy()
+    twin = state.copy()
+    twin.left = state.left
+    twin.pool.refs = state.pool.refs
+    assert isinstance(twin.pool, PagePool)
+    both = mutable(state).keys() & mutable(twin).keys()
+    assert {id(state.left), id(state.pool.refs)} <= both
