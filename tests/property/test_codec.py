@@ -225,8 +225,8 @@ odd = st.one_of(
 )  # fmt: skip
 odd_lists = odd | st.lists(st.integers(0, 40), max_size=6).map(tuple) | st.lists(st.integers(-1, 40), max_size=6).map(
     lambda x: np.array(x, np.int64))  # fmt: skip
-odd_params = {name: odd for name in JUDGED[SamplingParams]} | {"stop_token_ids": odd_lists}
-odd_fields = {name: odd for name in JUDGED[Admit]} | {"prompt": odd_lists}
+odd_params = dict.fromkeys(JUDGED[SamplingParams], odd) | {"stop_token_ids": odd_lists}
+odd_fields = dict.fromkeys(JUDGED[Admit], odd) | {"prompt": odd_lists}
 sound = {"prompt": [1, 2, 3]}
 
 
