@@ -145,7 +145,7 @@ def _open_gguf(file: Path) -> LoadedModel:
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         shapes = {name: tuple(int(size) for size in tensor.shape[::-1]) for name, tensor in tensors.items()}
     except _READ_ERRORS as error:
-        raise ModelError(f"cannot read {file}: {error or type(error).__name__}") from None
+        raise ModelError(f"cannot read {file}: {_what_is_wrong(file, error)}") from None
     config = configs.from_gguf(fields, shapes)
 
     def has(name: str) -> bool:
@@ -163,6 +163,19 @@ def _open_gguf(file: Path) -> LoadedModel:
         return whole
 
     return LoadedModel(config, has, get, file.absolute())
+
+
+def _what_is_wrong(file: Path, error: Exception) -> str:
+    """The reader looks wherever the file says something is; past its end that fails in many words."""
+    text = str(error) or type(error).__name__
+    if isinstance(error, ValueError | IndexError) and _begins_as_gguf(file):
+        return f"it ends too early or is damaged; fetch it again ({text})"
+    return text
+
+
+def _begins_as_gguf(file: Path) -> bool:
+    with file.open("rb") as opened:
+        return opened.read(4) == b"GGUF"
 
 
 def _is_wanted(key: str) -> bool:

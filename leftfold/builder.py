@@ -22,7 +22,8 @@ from leftfold.executor.errors import ExecutorError
 from leftfold.executor.torch_executor import DTYPES, TorchExecutor
 from leftfold.executor.weights import load
 from leftfold.fsm import Config, ConfigError
-from leftfold.hub import resolve
+from leftfold.hub import ResolvedModel, resolve
+from leftfold.identity import check_beginning, identity
 from leftfold.keeping import CommittedLog, NoLog
 from leftfold.kernels.registry import KernelError
 from leftfold.options import EngineOptions
@@ -59,6 +60,34 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
     if chosen.durability not in ("async", "off"):
         raise ConfigurationError(f"durability {chosen.durability!r} is not supported yet: choose async or off")
     found = resolve(chosen.model)
+    own = _identity(found)
+    log = open_existing_log(chosen, found.name, own)  # before anything is loaded: what is wrong with it is known at once
+    try:
+        executor, config = _load(chosen, found)
+        log = log or open_log(chosen, found.name)
+    except BaseException:
+        if log is not None:
+            log.close()
+        raise
+    return Engine(
+        log=log,
+        executor=executor,
+        config=config,
+        model=own,
+        on_effects=on_effects,
+        code=leftfold.__version__,
+        resume=chosen.resume,
+    )
+
+
+def _identity(found: ResolvedModel) -> str:
+    try:
+        return identity(found)
+    except OSError as error:
+        raise ConfigurationError(f"the model at {found.path} cannot be read: {error}") from error
+
+
+def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, Config]:
     try:
         weights = load(found.path)
         machine = _machine(chosen)
@@ -77,17 +106,38 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
         raise ConfigurationError(str(error)) from error
     except (MemoryError, RuntimeError) as error:  # torch says "not enough memory" as a RuntimeError
         raise ConfigurationError(f"the model or its KV memory cannot be placed on {machine.device}: {error}") from error
-    log = open_log(chosen, found.name)
-    return Engine(
-        log=log, executor=executor, config=config, model=found.name, on_effects=on_effects, code=leftfold.__version__
-    )
+    return executor, config
+
+
+def open_existing_log(options: EngineOptions, name: str, own: str) -> CommittedLog | None:
+    """The log that is there already, locked, checked and of model `own`; None if there is none yet.
+
+    Raises ConfigurationError.
+    """
+    if options.durability == "off" or not _log_path(options, name).exists():
+        return None
+    log = open_log(options, name)
+    assert isinstance(log, CommittedLog)
+    try:
+        check_beginning(log, own)
+    except LogError as error:
+        log.close()
+        raise ConfigurationError(f"the log {_log_path(options, name)} cannot be read: {error}") from error
+    except ConfigurationError:
+        log.close()
+        raise
+    return log
+
+
+def _log_path(options: EngineOptions, name: str) -> Path:
+    return Path(options.log_dir) if options.log_dir is not None else Path("logs") / name
 
 
 def open_log(options: EngineOptions, name: str) -> NoLog | CommittedLog | EventLog:
     """The log that the options ask for; a torn tail is cut off and said so. Raises ConfigurationError."""
     if options.durability == "off":
         return NoLog()
-    path = Path(options.log_dir) if options.log_dir is not None else Path("logs") / name
+    path = _log_path(options, name)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", TornTail)
@@ -210,4 +260,4 @@ def _kernels(text: str | None) -> Mapping[str, str] | None:
     return {operation.strip(): name.strip() for operation, _, name in pairs}
 
 
-__all__ = ["Machine", "build_engine", "open_log", "size_config", "token_bytes"]
+__all__ = ["Machine", "build_engine", "open_existing_log", "open_log", "size_config", "token_bytes"]

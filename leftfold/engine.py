@@ -12,10 +12,11 @@ from typing import Any
 
 from leftfold.attaching import Attaching, Delivery, delivery
 from leftfold.errors import ConfigurationError, EngineError, EngineFault
-from leftfold.events import Admit, ControlDone, Event, ExecutorLost, ForwardDone, LogError, Started, Tick
+from leftfold.events import Abort, Admit, ControlDone, Event, ExecutorLost, ForwardDone, LogError, Started, Tick
 from leftfold.executor.base import Attachment, Executor, Result
 from leftfold.fsm import LAWS, Config, Gate, decide
 from leftfold.fsm.state import InFlight
+from leftfold.identity import check_model
 from leftfold.losses import Key, Losses, Verdict, places
 from leftfold.refuse import refusal
 from leftfold.replay.errors import ReducerFault, ReplayError
@@ -35,7 +36,8 @@ class Engine:
 
     `start` folds what the log holds and logs a `Started`; `run` loops in the calling thread until `stop` (or until
     a `Shutdown` is through); `submit`, `stop` and `stats` may be called from any thread. `on_effects(delivery)` is
-    called in the engine's thread after each event, once the log is flushed. `clock`: wall nanoseconds.
+    called in the engine's thread after each event, once the log is flushed. `clock`: wall nanoseconds. `resume`:
+    whether requests that the log holds go on; else they are aborted at the start.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Engine:
         code: str = "",
         clock: Callable[[], int] = time.time_ns,
         backoff: float = 0.2,
+        resume: bool = True,
     ) -> None:
         self.log = log
         self.config = config
@@ -57,6 +60,7 @@ class Engine:
         self._executor = executor
         self.on_effects = on_effects
         self._code = code
+        self._resume = resume
         self._clock = clock
         self._fold = Fold()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
@@ -113,14 +117,27 @@ class Engine:
                 self._executor.reset()
                 self._worker.start()
                 self._started()
+                self._take_up()
         except BaseException:
             self.close()
             raise
 
+    def _take_up(self) -> None:
+        """Go on with what was live when the log ended, and say so; or end it, if it was not to be resumed."""
+        count = len(self.state.live)
+        if not count:
+            return
+        requests = f"{count} live request{'s' if count > 1 else ''} of the log"
+        if self._resume:
+            logger.warning("goes on with %s; --resume=no drops them", requests)
+        else:
+            self._record(Abort(t=self._now(), reason="not_resumed"))
+            logger.warning("dropped %s", requests)
+
     def _fold_log(self) -> None:
         try:
             for record in self.log:
-                self._check(record.event)
+                check_model(record.event, self.model)
                 self._fold.take(record.seq, record.event)
         except ReducerFault as fault:
             self.fault = f"{fault}; the log is kept as it is: move it away, or replay it with a version that folds it"
@@ -345,12 +362,6 @@ class Engine:
             self.log.flush()
         except (OSError, LogError) as error:
             raise EngineError(f"the log cannot be written: {error}") from error
-
-    def _check(self, event: Event) -> None:
-        if isinstance(event, Started) and event.model != self.model:
-            raise ConfigurationError(
-                f"the log holds model {event.model!r}, not {self.model!r}: choose another --log-dir"
-            )
 
     def _now(self) -> int:
         """Event time: µs since the first `Started` by the wall clock, never less than the last record's."""

@@ -14,7 +14,8 @@ class EngineOptions:
     `model`: `smollm2`, a local folder, a `.gguf` file or a hub id. `log_dir`: the log itself; None is
     `logs/<model>`. `kv_tokens`, `page_size`, `max_*` in tokens or sequences; `kv_memory` in bytes. `threads` of the
     executor. `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `durability`:
-    "async" group-commits, "off" keeps no log.
+    "async" group-commits, "off" keeps no log. `resume`: requests that were live when the log ended go on; else they are
+    aborted at the start.
     """
 
     model: str = "smollm2"
@@ -37,6 +38,7 @@ class EngineOptions:
     threads: int | None = None
     kernels: str | None = None
     durability: str = "async"
+    resume: bool = True
 
     @classmethod
     def of(cls, options: Any) -> EngineOptions:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from leftfold.commands.common import OK, WRONG_USE, UsageError, key, keys_from_environment, natural, positive
-from leftfold.commands.serve import add_engine_arguments
+from leftfold.commands.serve import add_engine_arguments, model
 
 Messages = list[dict[str, str]]
 Ask = Callable[[Messages], Iterator[str]]
@@ -20,7 +20,8 @@ _OWN = ("run", "launch", "url", "api_key", "system", "temperature", "top_p", "ma
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="what to chat with")
+    quiet = argparse.SUPPRESS
+    parser.add_argument("model", nargs="?", type=model, metavar="MODEL", default=quiet, help="what to chat with")
     parser.add_argument("--url", help="a server to chat with instead, such as http://127.0.0.1:8000")
     parser.add_argument("--api-key", type=key, help="the server's key (LEFTFOLD_API_KEY)")
     parser.add_argument("--system", metavar="TEXT", help="the system message")

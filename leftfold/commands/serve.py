@@ -14,7 +14,8 @@ from leftfold.commands.common import key, keys_from_environment, natural, positi
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", default=argparse.SUPPRESS, help="what to serve")
+    quiet = argparse.SUPPRESS
+    parser.add_argument("model", nargs="?", type=model, metavar="MODEL", default=quiet, help="what to serve")
     http = parser.add_argument_group("HTTP")
     _add(http, "--host", help="address to listen on (127.0.0.1)")
     _add(http, "--port", type=port, help="port to listen on (8000; 0: any free one)")
@@ -31,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     log = parser.add_argument_group("log")
     _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
     _add(log, "--durability", choices=("async", "off"), help="async: group commits (default); off: keep no log")
+    _add(log, "--resume", type=yes_or_no, metavar="yes|no", help="go on with live requests of the log (yes)")
     _add(log, "--shutdown-timeout", type=seconds, metavar="SECONDS", help="time to drain on a stop (2)")
     add_engine_arguments(parser)
 
@@ -64,6 +66,13 @@ def _add(group: Any, flag: str, **options: Any) -> None:
     group.add_argument(flag, default=argparse.SUPPRESS, **options)
 
 
+def model(text: str) -> str:
+    """A model's name; an empty one would be the folder we are in."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the model is empty: give a name, a folder or a file, or leave it out")
+    return text
+
+
 def policy(text: str) -> str:
     """The name of a policy, or a module:function; looked up only now, so that `--help` costs nothing."""
     from leftfold.replay.policies import PolicyError, load
@@ -72,6 +81,12 @@ def policy(text: str) -> str:
         return load(text)
     except PolicyError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def yes_or_no(text: str) -> bool:
+    if text not in ("yes", "no"):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither yes nor no")
+    return text == "yes"
 
 
 def port(text: str) -> int:

@@ -55,7 +55,9 @@ class _Cursor:
 
     def _take(self, size: int) -> bytes:
         if size > len(self.data) - self.at:
-            raise GgufError(f"{size} bytes wanted at byte {self.at}, but the file has {len(self.data)} bytes")
+            raise GgufError(
+                f"it is truncated: {size} bytes wanted at byte {self.at}, but the file has {len(self.data)} bytes"
+            )
         piece = self.data[self.at : self.at + size]
         self.at += size
         return piece

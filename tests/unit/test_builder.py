@@ -11,8 +11,10 @@ import pytest
 
 from leftfold.builder import Machine, build_engine, open_log, size_config, token_bytes
 from leftfold.errors import ConfigurationError
-from leftfold.events import Admit, EventLog
+from leftfold.events import Admit, EventLog, Started
 from leftfold.executor.config import ModelConfig
+from leftfold.hub import resolve
+from leftfold.identity import check_model, identity
 from leftfold.keeping import CommittedLog, NoLog
 from leftfold.options import EngineOptions
 
@@ -175,3 +177,54 @@ def test_no_log_numbers_events_and_keeps_none() -> None:
     assert [log.append(Admit(t=0, rid=rid)) for rid in "ab"] == [1, 2]
     assert list(log) == [] and log.flush() == 2
     log.close()
+
+
+def refused(tiny: Path, log: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """The log is refused before weights are loaded, and its lock is free again."""
+
+    def never(path: Path) -> Any:
+        raise AssertionError("weights were loaded")
+
+    monkeypatch.setattr("leftfold.builder.load", never)
+    with pytest.raises(ConfigurationError, match=text):
+        build_engine(EngineOptions(model=str(tiny), log_dir=str(log), device="cpu"))
+
+
+def test_what_is_wrong_with_a_log_is_known_before_the_model_is_loaded(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = tmp_path / "log"
+    log.write_text("a file")
+    refused(tiny, log, monkeypatch, "a log is a directory")
+    log.unlink()
+    with EventLog.open(log) as made:
+        made.append(Started(t=0, model="other"))
+        refused(tiny, log, monkeypatch, "in use by process")
+    refused(tiny, log, monkeypatch, "holds model 'other'")
+    with EventLog.open(log) as made:  # the lock is free
+        made.append(Admit(t=0, rid="a"))
+    segment = log / "00000001.jsonl"
+    segment.write_bytes(segment.read_bytes().replace(b"other", b"osier"))
+    refused(tiny, log, monkeypatch, "00000001.jsonl, line 2")
+
+
+def test_a_model_that_cannot_be_loaded_lets_go_of_the_log(tiny: Path, tmp_path: Path) -> None:
+    EventLog.open(tmp_path / "log").close()
+    (tiny / "model.safetensors").write_bytes(b"rubbish")
+    with pytest.raises(ConfigurationError):
+        build_engine(EngineOptions(model=str(tiny), log_dir=str(tmp_path / "log"), device="cpu"))
+    EventLog.open(tmp_path / "log").close()
+
+
+def test_two_models_of_one_name_do_not_share_a_log(tmp_path: Path) -> None:
+    for folder, content in (("a", b"x" * 999_999), ("b", b"x" * 999_998 + b"y"), ("c", b"x" * 999_999)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "model.gguf").write_bytes(content)
+    a, b, c = (identity(resolve(str(tmp_path / folder / "model.gguf"))) for folder in "abc")
+    assert a == c != b and a.startswith("model#")
+    check_model(Started(t=0, model=a), c)
+    check_model(Started(t=0, model="model"), b)  # of a version that knew names alone
+    with pytest.raises(ConfigurationError, match="the same name, other files"):
+        check_model(Started(t=0, model=a), b)
+    with pytest.raises(ConfigurationError, match="holds model"):
+        check_model(Started(t=0, model="else"), b)

@@ -217,6 +217,28 @@ def test_a_restart_goes_on_with_live_requests_and_gives_the_same_tokens(tmp_path
     assert verify(log).clean
 
 
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_restart_says_what_it_goes_on_with_and_drops_it_when_told_to(
+    resume: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    listener = Listener(until=lambda output: output.position >= 7)
+    first = engine(listener, log=EventLog.open(tmp_path))
+    admit(first, "a")
+    first.run()
+    assert first.state.live and not caplog.records
+    listener, log = Listener(), EventLog.open(tmp_path)
+    second = engine(listener, log=log, resume=resume)
+    (said,) = [record.message for record in caplog.records if "live request" in record.message]
+    assert ("goes on with 1 live request of the log; --resume=no" in said) == resume
+    second.run()
+    assert listener.end("a").finish_reason == ("length" if resume else "abort")
+    events = [event for _, event in EventLog.read(tmp_path)]
+    last = max(i for i, event in enumerate(events) if isinstance(event, Started))
+    assert isinstance(events[last + 1], Abort) != resume
+    assert verify(EventLog.read(tmp_path)).clean
+    assert_idle(second)
+
+
 def test_a_restart_with_other_limits_goes_on_too(tmp_path: Path) -> None:
     first = Listener(until=lambda output: output.position >= 8)
     made = engine(first, log=EventLog.open(tmp_path / "log"))

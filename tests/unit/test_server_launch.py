@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from leftfold.options import EngineOptions
 from leftfold.engine import CLOSE_SECONDS
+from leftfold.options import EngineOptions
 from leftfold.server import folders, supervisor
 from leftfold.server.launch import REFUSED, api_name, listen, serve
 from leftfold.server.options import ServeOptions
@@ -105,8 +105,8 @@ def test_sockets_get_a_folder_with_a_short_path(tmp_path: Path, monkeypatch: pyt
 def test_folders_of_dead_servers_are_swept_and_no_others(tmp_path: Path) -> None:
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    names = {f"leftfold-{dead.pid}-left": False, f"leftfold-{dead.pid}-held": True, f"leftfold-{os.getpid()}-mine": True,
-             "leftfold-notes": True, f"other-{dead.pid}-x": True}  # fmt: skip
+    kept = [f"leftfold-{dead.pid}-held", f"leftfold-{os.getpid()}-mine", "leftfold-notes", f"other-{dead.pid}-x"]
+    names = {f"leftfold-{dead.pid}-left": False, **dict.fromkeys(kept, True)}
     for name in names:
         (tmp_path / name).mkdir()
         (tmp_path / name / "commands").touch()
