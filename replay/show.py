@@ -73,7 +73,8 @@ def describe_snapshot(found: dict[str, Any]) -> str:
         lines.append(f"  {one['type']} {one['call']!r} {stage}")
     if not found["requests"]:
         return "\n".join([*lines, "no live requests"])
-    lines.append(f"{len(found['requests'])} live requests:")
+    count = len(found["requests"])
+    lines.append(f"{count} live request{'s' if count > 1 else ''}:")
     for row in found["requests"]:
         which = "".join(f" {name} {row[name]}" for name in ("epoch", "choice") if row[name])
         lines.append(

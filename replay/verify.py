@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from leftfold.events import CodecError, Event, ForwardDone, LogError, Record, Started, Tick
+from leftfold.events import CodecError, Event, ForwardDone, LogDamaged, LogError, Record, Started, Tick
 from leftfold.fsm import Effects, State, decide
 from leftfold.replay.compare import Divergence, compare_plans
 from leftfold.replay.errors import ReducerFault, ReplayError, SettingsError
@@ -18,15 +18,16 @@ class Verdict:
     """What a verification found.
 
     `events`: records read; `steps`: plans that went to an executor; `tokens`: tokens that clients were given.
-    `damage`: why the log cannot be read to its end. `torn`: what is said of a torn last line, which is no finding.
+    `damage`: where and why the log cannot be read to its end (`reason`, and the place where it is known). `torn`: the
+    place of a torn last line, which is no finding.
     """
 
     events: int = 0
     steps: int = 0
     tokens: int = 0
     divergence: Divergence | None = None
-    damage: str | None = None
-    torn: str | None = None
+    damage: dict[str, Any] | None = None
+    torn: dict[str, Any] | None = None
 
     @property
     def clean(self) -> bool:
@@ -36,18 +37,23 @@ class Verdict:
         """The verdict as one JSON-able object."""
         divergence = None if self.divergence is None else self.divergence.as_dict()
         found = {"events": self.events, "steps": self.steps, "tokens": self.tokens, "divergence": divergence}
-        return found | ({"damage": self.damage} if self.damage else {}) | ({"torn": self.torn} if self.torn else {})
+        return {**found, "damage": self.damage, "torn": self.torn}
 
     def describe(self) -> str:
         """Some lines for a reader."""
         lines = [f"{self.events} events, {self.steps} steps, {self.tokens} tokens"]
         if self.torn:
-            lines.append(f"torn tail: {self.torn}")
+            lines.append(f"torn tail: {_place(self.torn)}: {self.torn['size']} bytes of a record never finished")
         if self.damage:
-            lines.append(f"damaged log: {self.damage}")
+            place = f"{_place(self.damage)}: " if "line" in self.damage else ""
+            lines.append(f"damaged log: {place}{self.damage['reason']}")
         if self.divergence:
             lines.append(self.divergence.describe())
         return "\n".join([*lines, "no divergence"] if self.clean else lines)
+
+
+def _place(found: Mapping[str, Any]) -> str:
+    return f"{found['segment']}, line {found['line']}, byte {found['byte']}"
 
 
 @dataclass(slots=True)
@@ -130,12 +136,11 @@ def verify(records: Iterable[Record], settings: Mapping[str, Any] | None = None)
         for record in records:
             verifier.take(record.seq, record.event)
     except (LogError, CodecError) as error:
-        verdict.damage = str(error)
+        verdict.damage = error.as_dict() if isinstance(error, LogDamaged) else {"reason": str(error)}
     if dropped := getattr(records, "dropped", None):
-        place = f"{dropped.segment}, line {dropped.line}, byte {dropped.offset}"
-        verdict.torn = f"{place}: {dropped.size} bytes of a record that was never finished"
+        verdict.torn = dropped.as_dict()
     if verdict.events == 0 and verdict.damage is None:
-        verdict.damage = "the log is empty"
+        verdict.damage = {"reason": "the log is empty"}
     return verdict
 
 

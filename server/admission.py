@@ -55,8 +55,11 @@ async def completion_job(body: CompletionBody, service: Service, max_n: int) -> 
     if body.best_of is not None and body.best_of != body.n:
         raise invalid("best_of", f"only best_of = n (here {body.n}) is supported", body.best_of)
     _check_common(body)
-    if len(body.prompt) * body.n > max_n:
-        raise invalid("n", f"{len(body.prompt)} prompts with n choices each are more than {max_n} choices", body.n)
+    count = len(body.prompt)
+    if count > max_n:
+        raise invalid("prompt", f"at most {max_n} prompts, got {count}")
+    if count * body.n > max_n:
+        raise invalid("n", f"{count} prompts with n choices each are more than {max_n} choices", body.n)
     prompts = [
         await service.texts.encode(prompt, service.max_prompt_len, "prompt") if isinstance(prompt, str) else prompt
         for prompt in body.prompt

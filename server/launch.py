@@ -27,7 +27,8 @@ def serve(options: ServeOptions, builder: str = BUILDER) -> int:
         listeners = listen(options.host, options.port)
     except OSError as error:
         where = f"{options.host}:{options.port}"
-        print(f"leftfold: cannot listen on {where}: {error.strerror or error}; choose another --port", file=sys.stderr)
+        other = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
+        print(f"leftfold: cannot listen on {where}: {error.strerror or error}; choose another {other}", file=sys.stderr)
         return REFUSED
     import asyncio
 

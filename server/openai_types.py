@@ -31,6 +31,8 @@ def _stops(value: Any) -> Any:
     stops = [value] if isinstance(value, str) else value
     if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
         raise _problem("must be a string or a list of strings")
+    if "" in stops:
+        raise _problem("a stop string must not be empty; leave it out")
     if len(stops) > MAX_STOPS or any(not 1 <= len(stop) <= MAX_STOP_CHARS for stop in stops):
         raise _problem(f"at most {MAX_STOPS} strings of 1 to {MAX_STOP_CHARS} characters each")
     return stops

@@ -42,18 +42,22 @@ def size(text: str) -> int:
 
 def positive(text: str) -> int:
     """A whole number ≥ 1."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return value
+    return _whole(text, 1)
 
 
 def natural(text: str) -> int:
     """A whole number ≥ 0."""
-    return 0 if text.strip() == "0" else positive(text)
+    return _whole(text, 0)
+
+
+def _whole(text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = least - 1
+    if value < least:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+    return value
 
 
 def seconds(text: str) -> float:

@@ -98,11 +98,11 @@ def run_verify(args: argparse.Namespace) -> int:
         for _ in reader.lines():
             events += 1
     except LogDamaged as error:
-        damage = {"segment": error.segment, "line": error.line, "byte": error.offset, "reason": error.reason}
+        damage = error.as_dict()
         text = f"damaged log: {error}"
     except LogError as error:
         damage, text = {"reason": str(error)}, f"damaged log: {error}"
-    torn = reader.dropped._asdict() if reader.dropped else None
+    torn = reader.dropped.as_dict() if reader.dropped else None
     if args.json:
         print_json({"events": events, "damage": damage, "torn": torn})
     else:

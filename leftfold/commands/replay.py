@@ -8,10 +8,12 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from leftfold.commands.common import FINDING, OK, UsageError, natural, print_json, setting, subcommands
+from leftfold.commands.common import FINDING, OK, UsageError, positive, print_json, setting, subcommands
 
 if TYPE_CHECKING:
-    from leftfold.events import LogReader
+    from collections.abc import Iterator
+
+    from leftfold.events import LogReader, Record
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +62,7 @@ def _policy(text: str) -> str:
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="the log's folder")
-    parser.add_argument("--at", type=natural, metavar="SEQ", help="stop after this record (default: the last)")
+    parser.add_argument("--at", type=positive, metavar="SEQ", help="stop after this record (default: the last)")
     parser.add_argument("--rid", metavar="RID", help="show this request's life instead of the engine's state")
     _allow_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -110,12 +112,25 @@ def run_show(args: argparse.Namespace) -> int:
     from leftfold.replay.fold import fold
     from leftfold.replay.show import describe_snapshot, life, snapshot
 
+    last = 0
+
+    def records() -> Iterator[Record]:
+        nonlocal last
+        for record in read_log(args.log):
+            last = record.seq
+            yield record
+
     try:
         if args.rid is not None:
-            return _show_life(args, life(read_log(args.log), args.rid, args.at))
-        found = snapshot(fold(read_log(args.log), args.at))
+            moments = life(records(), args.rid, args.at)
+        else:
+            found = snapshot(fold(records(), args.at))
     except (LogError, CodecError, ReplayError) as error:
         return report_damage(args.json, error)
+    if args.at is not None and args.at > last:
+        raise UsageError(f"--at {args.at} is beyond the log's last record, {last}")
+    if args.rid is not None:
+        return _show_life(args, moments)
     print_json(found) if args.json else print(describe_snapshot(found))
     return OK
 

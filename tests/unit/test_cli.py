@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -55,6 +56,10 @@ def one_object(text: str) -> Any:
         ("serve", "--nope"),
         ("serve", "--port", "65536"),
         ("serve", "--port", "x"),
+        ("serve", ""),
+        ("serve", "--resume", "maybe"),
+        ("chat", " "),
+        ("replay", "show", "x", "--at", "0"),
         ("serve", "--api-key", ""),
         ("serve", "--admin-api-key", " "),
         ("serve", "--shutdown-timeout", "nan"),
@@ -84,6 +89,15 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: tuple[str, ...], capsy
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("leftfold") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("option", "least"), [("--port", 0), ("--growth-horizon", 0), ("--max-num-seqs", 1)])
+def test_numbers_are_refused_with_the_least_that_is_allowed(
+    option: str, least: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for text in ("x", str(least - 1)):
+        assert run("serve", f"{option}={text}") == 2
+        assert f"not a whole number of at least {least} " in capsys.readouterr().err
 
 
 def test_no_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -131,7 +145,7 @@ def test_verify_of_a_clean_log(log: str, capsys: pytest.CaptureFixture[str]) -> 
     assert "events" in text and "steps" in text and "tokens" in text and text.endswith("no divergence\n")
     assert run("replay", "verify", log, "--json") == 0
     found = one_object(capsys.readouterr().out)
-    assert set(found) == {"events", "steps", "tokens", "divergence"} and found["divergence"] is None
+    assert set(found) == {"events", "steps", "tokens", "divergence", "damage", "torn"} and found["divergence"] is None
     assert found["events"] == len(EventLog.read(log))
 
 
@@ -158,11 +172,33 @@ def test_verify_of_a_damaged_log_names_segment_and_line(log: str, capsys: pytest
     assert run("replay", "verify", log) == 1
     assert "damaged log: 00000001.jsonl, line " in capsys.readouterr().out
     assert run("replay", "verify", log, "--json") == 1
-    found = one_object(capsys.readouterr().out)
-    assert found["damage"].startswith("00000001.jsonl, line ")
+    found = one_object(capsys.readouterr().out)["damage"]
     assert run("log", "verify", log, "--json") == 1
     damage = one_object(capsys.readouterr().out)["damage"]
-    assert damage["segment"] == "00000001.jsonl" and damage["line"] > 1
+    assert found == damage and damage["segment"] == "00000001.jsonl" and damage["line"] > 1
+
+
+def test_a_torn_tail_has_one_shape(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    segment = Path(log) / "00000001.jsonl"
+    size = segment.stat().st_size
+    os.truncate(segment, size - 5)
+    torn = []
+    for command in ("replay", "log"):
+        assert run(command, "verify", log, "--json") == 0
+        torn.append(one_object(capsys.readouterr().out)["torn"])
+    assert torn[0] == torn[1] and torn[0]["byte"] + torn[0]["size"] == size - 5
+
+
+@pytest.mark.parametrize("which", [[], ["--rid", "a"]])
+def test_a_place_beyond_the_end_is_wrong_use(
+    log: str, which: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    last = len(EventLog.read(log))
+    assert run("replay", "show", log, *which, "--at", str(last)) == 0
+    capsys.readouterr()
+    assert run("replay", "show", log, *which, "--at", str(last + 1)) == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err == f"leftfold: --at {last + 1} is beyond the log's last record, {last}\n"
 
 
 @pytest.mark.parametrize("command", [("replay", "show"), ("log", "cat"), ("log", "stat")])

@@ -13,7 +13,23 @@ import leftfold.fsm
 import leftfold.fsm.planner
 import leftfold.fsm.reducer
 import leftfold.replay.verify
-from leftfold.events import Admit, Event, EventLog, ForwardDone, Record, Started, Tick
+from leftfold.events import (
+    Admit,
+    ControlDone,
+    Event,
+    EventLog,
+    FlushCache,
+    ForwardDone,
+    Pause,
+    Reconfigure,
+    Record,
+    Resume,
+    SamplingParams,
+    Sleep,
+    Started,
+    Tick,
+    Wake,
+)
 from leftfold.fsm import Phase, State
 from leftfold.replay.errors import NotStarted, ReducerFault, SettingsError
 from leftfold.replay.fold import fold
@@ -175,9 +191,9 @@ def damaged(path: Path) -> Path:
 def test_a_flipped_byte_is_damage_at_its_place(tmp_path: Path) -> None:
     verdict = verify(EventLog.read(damaged(tmp_path / "log")))
     assert verdict.divergence is None and not verdict.clean
-    assert verdict.damage is not None and verdict.damage.startswith("00000001.jsonl, line ")
+    assert verdict.damage is not None and verdict.damage["segment"] == "00000001.jsonl"
     assert 0 < verdict.events
-    assert "damage" in verdict.as_dict() and "damaged log" in verdict.describe()
+    assert "damaged log: 00000001.jsonl, line " in verdict.describe()
 
 
 @pytest.mark.filterwarnings("ignore::leftfold.events.TornTail")
@@ -189,7 +205,8 @@ def test_a_torn_tail_is_reported_and_is_no_finding(tmp_path: Path) -> None:
     segment.write_bytes(segment.read_bytes()[:-5])
     verdict = verify(EventLog.read(tmp_path / "log"))
     assert verdict.clean and verdict.events == events - 1
-    assert verdict.torn is not None and "00000001.jsonl" in verdict.torn
+    assert verdict.torn is not None and verdict.torn["segment"] == "00000001.jsonl"
+    assert "torn tail: 00000001.jsonl, line " in verdict.describe()
 
 
 def test_an_empty_log_is_not_clean() -> None:
@@ -237,3 +254,121 @@ def test_the_recorder_itself_runs_dry() -> None:
     made = Recorder(EventLog.memory())
     made.admit("a", [1, 2, 3], max_tokens=2)
     assert made.run() == 2 and made.state.requests["a"].phase is Phase.FINISHED
+
+
+def test_a_later_started_without_a_config_keeps_the_limits_in_force(log: EventLog) -> None:
+    *_, (seq, event) = log
+    more = [Record(seq + 1, Started(t=event.t, incarnation=9)), Record(seq + 2, Admit(t=event.t, rid="z", prompt=[1]))]
+    folded = fold([*log, *more])
+    assert folded.state is not None and folded.state.config == CONFIG and folded.state.incarnation == 9
+    assert folded.last is not None and folded.last.incarnation == 9
+    assert verify([*log, *more]).clean
+    assert verify([*log, *more], {"max_queued_requests": 1000}).clean
+
+
+def test_a_config_that_no_machine_can_hold_is_no_crash() -> None:
+    with pytest.raises(NotStarted, match="not usable"):
+        fold([Record(1, Started(t=0, config={**CONFIG.as_dict(), "num_pages": 1 << 60}))])
+
+
+class Story:
+    """Records of several requests of one rid, made by hand."""
+
+    def __init__(self) -> None:
+        self.log = EventLog.memory()
+        self.made = Recorder(self.log)
+
+    def tell(self, rid: str = "a") -> list[Any]:
+        return life(self.log, rid)
+
+
+def detail(told: list[Any], what: str) -> list[dict[str, Any]]:
+    return [moment.detail for moment in told if moment.what == what]
+
+
+def test_a_life_keeps_two_epochs_of_one_rid_apart() -> None:
+    story = Story()
+    made = story.made
+    made.admit("a", [1, 2, 3], max_tokens=3)
+    made.run(1)
+    made.take(Admit, rid="a", epoch=1, prompt=[7, 8, 9, 10], params=SamplingParams(max_tokens=5))
+    made.run()
+    told = story.tell()
+    assert [found.get("epoch", 0) for found in detail(told, "join")] == [0, 1]
+    by_epoch: dict[int, list[int]] = {0: [], 1: []}
+    for found in detail(told, "decode"):
+        by_epoch[found.get("epoch", 0)].append(found["start"])
+    assert by_epoch == {0: [3, 4], 1: [4, 5, 6, 7]}
+    assert [found.get("epoch", 0) for found in detail(told, "finish")] == [0, 1]
+
+
+def test_a_life_says_which_choice_where_there_are_several() -> None:
+    story = Story()
+    story.made.take(Admit, rid="a", prompt=[1, 2, 3, 4, 5], params=SamplingParams(max_tokens=3, n=2))
+    story.made.run()
+    told = story.tell()
+    assert detail(told, "admit")[0]["choices"] == 2
+    for what in ("join", "decode", "tokens", "finish"):
+        assert {found["choice"] for found in detail(told, what)} == {0, 1}, what
+    assert "choice=1" in next(moment.line() for moment in told if moment.detail.get("choice") == 1)
+
+
+def test_a_life_tells_a_failed_step_in_whatever_form_it_was_reported() -> None:
+    story = Story()
+    story.made.admit("a", [1, 2, 3])
+    plan = story.made.tick()
+    story.made.take(ForwardDone, step=plan.step, error="boom")
+    assert detail(story.tell(), "failed") == [{"step": plan.step, "error": "boom"}]
+
+
+def test_a_life_tells_of_deadlines() -> None:
+    story = Story()
+    story.made.take(Admit, rid="a", prompt=[1, 2], params=SamplingParams(max_tokens=5), deadline=25)
+    for _ in range(4):
+        story.made.run(1)
+    assert detail(story.tell(), "end") == [{"reason": "deadline"}]
+    assert detail(story.tell(), "finish")[0]["reason"] == "deadline"
+
+
+def test_a_life_tells_of_control_calls_and_their_operations_while_it_lasts() -> None:
+    story = Story()
+    made = story.made
+    made.take(Pause, mode="wait", call="before")
+    made.take(Resume, call="before")
+    made.admit("a", [1, 2, 3], max_tokens=9)
+    made.run(2)
+    made.take(Sleep, call="nap", tags=("kv",))
+    plan = made.tick()
+    made.done()
+    made.take(ControlDone, op=plan.ops[0].op)
+    made.take(Wake, call="up", tags=("kv",))
+    plan = made.tick()
+    made.done()
+    made.take(ControlDone, op=plan.ops[0].op)
+    made.run()
+    made.take(FlushCache, call="after")
+    told = story.tell()
+    assert [(found["type"], found["call"]) for found in detail(told, "control")] == [("Sleep", "nap"), ("Wake", "up")]
+    assert detail(told, "control")[0]["tags"] == ["kv"]
+    assert [found["verb"] for found in detail(told, "op")] == ["sleep", "wake"]
+    assert len(detail(told, "op done")) == 2 and len(detail(told, "preempt")) == 1
+    assert len(detail(told, "join")) == 2 and told[-1].what == "finish"
+
+
+def test_a_life_tells_of_rows_that_a_lower_limit_puts_back() -> None:
+    story = Story()
+    story.made.admit("b", [1, 2, 3], max_tokens=9)
+    story.made.admit("a", [4, 5, 6], max_tokens=9)
+    story.made.run(2)
+    story.made.take(Reconfigure, call="less", set={"max_running": 1})
+    assert [found["slot"] for found in detail(story.tell(), "put back")] == [1]
+
+
+def test_a_snapshot_shows_control_calls_that_wait(log: EventLog) -> None:
+    story = Story()
+    story.made.admit("a", [1, 2, 3])
+    story.made.tick()
+    story.made.take(Sleep, call="nap", tags=("kv",))
+    found = snapshot(fold(story.log))
+    assert found["controls"] == [{"type": "Sleep", "call": "nap", "op": None}]
+    assert "Sleep 'nap' waits" in describe_snapshot(found)
