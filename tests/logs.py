@@ -39,12 +39,13 @@ class Recorder:
         self.take(Admit, rid=rid, prompt=prompt, params=SamplingParams(max_tokens=max_tokens))
 
     def tick(self) -> Any:
-        """Decide; the plan that is in flight now, None if there is nothing to do."""
+        """Decide; the plan that is in flight now, None if there is nothing to compute."""
         plan = decide(self.state, self.t + 10)
         if plan is None:
             return None
         planned = self.take(Tick, plan=plan).plan
-        self.flights.append(planned)
+        if planned is not None:
+            self.flights.append(planned)
         return planned
 
     def done(self) -> None:

@@ -81,7 +81,8 @@ def test_reading_opening_and_verifying_raise_nothing_else(draw: st.DataObject) -
 
 
 @pytest.mark.parametrize(
-    "body", [b'{"seq":1,"type":"tick"}', b'{"seq":1,"t":"x"}', b'{"seq":1,"t":null}', b'{"seq":1,}', b'{"seq":1,"t":1.5}']
+    "body",
+    [b'{"seq":1,"type":"tick"}', b'{"seq":1,"t":"x"}', b'{"seq":1,"t":null}', b'{"seq":1,}', b'{"seq":1,"t":1.5}'],
 )
 def test_a_last_record_without_a_time_is_unreadable(body: bytes) -> None:
     store = framed([body])
