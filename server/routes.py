@@ -19,6 +19,7 @@ from leftfold.server.scores import ChatScores, TextScores
 from leftfold.server.state import ServerState
 
 router = APIRouter()
+_MOST_DECODED = 2**18
 
 
 @router.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
@@ -105,6 +106,9 @@ async def detokenize(request: Request) -> Response:
     state = server_state(request)
     body = parse_body(DetokenizeBody, await read_body(request))
     state.check_model(body.model)
+    most = max(_MOST_DECODED, state.serving().max_model_len)
+    if len(body.tokens) > most:
+        raise invalid("tokens", f"at most {most} token ids", body.tokens)
     check_token_ids(body.tokens, state.serving(), "tokens")
     return json_response({"prompt": await state.serving().texts.decode(body.tokens, skip_special_tokens=False)})
 

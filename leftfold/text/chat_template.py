@@ -54,8 +54,9 @@ class _Environment(ImmutableSandboxedEnvironment):
             optimized=False,  # nothing is computed before a rendering begins
             finalize=checked,
         )
-        self.filters = wary_filters()
-        self.tests = wary_tests()
+        self.filters.clear()
+        self.filters.update(wary_filters())
+        self.tests.update(wary_tests())
         self.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         del self.globals["lipsum"]
         self.burn = limits.burn
@@ -132,7 +133,8 @@ class _Planted(NodeTransformer):
 
     def visit_Compare(self, node: nodes.Compare) -> nodes.Compare:
         self.generic_visit(node)
-        for side in (node, *node.ops):
+        sides: list[Any] = [node, *node.ops]
+        for side in sides:
             if not isinstance(side.expr, nodes.Const):
                 side.expr = _planted("checked", [side.expr], node.lineno)
         return node

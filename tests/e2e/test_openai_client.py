@@ -52,6 +52,15 @@ def test_chat_streamed_and_whole_are_the_same(client: openai.OpenAI, options: An
     assert (usage.prompt_tokens, usage.completion_tokens) == (whole.usage.prompt_tokens, whole.usage.completion_tokens)
 
 
+def test_what_the_cache_gave_is_told_even_when_a_stop_string_ends_the_answer(client: openai.OpenAI) -> None:
+    prompt = "the same beginning, told again and again" * 2
+    asked = {"model": "toy", "prompt": prompt, "max_tokens": 60}
+    full = client.completions.create(**asked).choices[0].text  # type: ignore[call-overload]
+    answer = client.completions.create(**asked, stop=full[5:9])  # type: ignore[call-overload]
+    assert answer.choices[0].finish_reason == "stop"
+    assert answer.usage.prompt_tokens_details.cached_tokens >= 16
+
+
 def test_stop_strings_cut_the_text_and_count_its_tokens(client: openai.OpenAI) -> None:
     full = client.completions.create(model="toy", prompt="ab", max_tokens=60).choices[0].text
     assert len(full) == 60

@@ -108,6 +108,12 @@ def test_a_text_that_no_prompt_can_be_is_not_even_read(app: App, monkeypatch: py
         assert answer.status_code == 400 and answer.json()["error"]["code"] == "context_length_exceeded"
 
 
+def test_only_so_many_ids_are_decoded_at_a_time(app: App) -> None:
+    answer = app.post("/detokenize", {"tokens": [1] * (2**18 + 1)})
+    assert answer.status_code == 400 and "at most 262144" in answer.json()["error"]["message"]
+    assert len(app.post("/detokenize", {"tokens": [70] * 2**18}).json()["prompt"]) == 2**18
+
+
 def test_every_token_is_within_the_longest_piece(app: App) -> None:
     tokenizer = app.engine.tokenizer
     assert tokenizer.longest_piece == max(len(tokenizer.backend.id_to_token(i)) for i in range(tokenizer.vocab_size))
