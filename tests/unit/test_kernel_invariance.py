@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -9,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from leftfold.kernels import attention as attentions
 from leftfold.kernels import linear as linears
 from leftfold.kernels.attention import PagedLayout
 from leftfold.kernels.registry import load_operations
@@ -134,7 +138,15 @@ class Paged:
         )
 
 
-SHAPES = [(9, 3, 64, 16), (14, 2, 64, 4), (4, 4, 32, 5), (16, 8, 128, 16), (4, 1, 16, 300)]
+SHAPES = [
+    (9, 3, 64, 16),
+    (14, 2, 64, 4),
+    (4, 4, 32, 5),
+    (16, 8, 128, 16),
+    (4, 1, 16, 300),
+    (4, 2, 256, 16),
+    (2, 1, 256, 8),
+]
 
 
 @pytest.mark.parametrize("window", [None, 50])
@@ -156,6 +168,43 @@ def test_attention_bits_depend_on_a_tokens_own_context_alone(
             pieces.append((int(row), start, length))
         for (row, start, length), got in zip(pieces, paged.attend(pieces, window=window), strict=True):
             assert torch.equal(got, whole[row, start : start + length]), pieces
+
+
+def test_attention_is_as_exact_where_libraries_use_narrower_instructions() -> None:
+    """AVX2 kernels change with the number of rows where AVX-512 ones do not; machines without either ignore this."""
+    narrow = {"MKL_ENABLE_INSTRUCTIONS": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    chosen = "attention_bits and 2-threads and (9-3-64 or 4-2-256) and None"
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__, "-k", chosen]
+    ran = subprocess.run(command, env={**os.environ, **narrow}, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0 and "2 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+def test_attention_takes_calls_of_one_shape_where_no_proof_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    paged = Paged(6, 2, 16, 8, rows=3, length=150)
+    pieces = [(0, 0, 150), (1, 70, 80), (2, 149, 1)]
+    proven = paged.attend(pieces)
+    monkeypatch.setattr(attentions, "_CHOSEN", {})
+    monkeypatch.setattr(attentions, "agrees", lambda *given: False)
+    shapes, multiply = set(), torch.bmm
+    monkeypatch.setattr(torch, "bmm", lambda a, b: shapes.add((a.shape, b.shape)) or multiply(a, b))
+    fixed = paged.attend(pieces)
+    assert shapes == {((8, 16, 16), (8, 16, 64)), ((8, 16, 64), (8, 64, 16))}
+    assert all(torch.allclose(one, two, atol=1e-5) for one, two in zip(proven, fixed, strict=True))
+    assert torch.equal(paged.attend([(0, 100, 1)])[0][0], fixed[0][100])
+
+
+def test_the_proof_finds_products_that_depend_on_the_number_of_rows() -> None:
+    class Moody(attentions.Products):
+        @staticmethod
+        def into(out: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            half = a.shape[2] // 2
+            if a.shape[1] > 64:
+                return out.copy_(a[:, :, :half] @ b[:, :half] + a[:, :, half:] @ b[:, half:])
+            return attentions.Products.into(out, a, b)
+
+    assert not attentions.agrees(Moody, 64, 16, 256, torch.device("cpu"))
+    assert attentions.agrees(attentions.FixedProducts, 64, 16, 16, torch.device("cpu"))
 
 
 def test_attention_bits_do_not_depend_on_the_page_size() -> None:
