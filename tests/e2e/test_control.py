@@ -18,7 +18,8 @@ from tests.e2e.servers import PATIENCE, ServerProcess
 from tests.tiny_folder import write_tokenizer
 
 STREAMS = 16
-TOKENS = 150
+TOKENS = 60
+HELD_AT = 25
 
 
 class Stream:
@@ -26,8 +27,14 @@ class Stream:
 
     def __init__(self, client: httpx.AsyncClient, index: int, max_tokens: int) -> None:
         self.id = self.text = self.end = self.version = ""
-        body = {"prompt": f"stream {index}:", "max_tokens": max_tokens, "temperature": 0, "stream": True}
+        self.prompt = f"stream {index}:"
+        body = {"prompt": self.prompt, "max_tokens": max_tokens, "temperature": 0, "stream": True}
         self.task = asyncio.create_task(self._read(client, body))
+
+    @property
+    def position(self) -> int:
+        """Of its last token; every character is a token here."""
+        return len(self.prompt) + len(self.text) - 1
 
     async def _read(self, client: httpx.AsyncClient, body: Any) -> str:
         async with client.stream("POST", "/v1/completions", json=body) as answer:
@@ -50,13 +57,43 @@ class Stream:
 
 
 class Lab:
-    """A server, a client for it, and streams."""
+    """A server, a client for it, and streams. `hold` lets no row go beyond a position, until `release`."""
 
-    def __init__(self, server: ServerProcess, client: httpx.AsyncClient) -> None:
+    def __init__(self, server: ServerProcess, client: httpx.AsyncClient, hold: Path) -> None:
         self.server, self.client = server, client
+        self._hold = hold
+
+    def hold(self, position: int) -> None:
+        self._hold.write_text(str(position))
+
+    def release(self) -> None:
+        self._hold.unlink()
 
     def stream(self, index: int, max_tokens: int = TOKENS) -> Stream:
         return Stream(self.client, index, max_tokens)
+
+    async def held(self, count: int) -> list[Stream]:
+        """Streams that have said something and cannot go on."""
+        self.hold(0)
+        streams = [self.stream(index) for index in range(count)]
+        await self.until_load(server_load=count)
+        self.hold(HELD_AT)
+        await self.until(lambda: all_heard_one_held(streams))
+        return streams
+
+    async def pausing(self, mode: str) -> asyncio.Task[Any]:
+        """A pause that drains: what is held back has to be released before it can end."""
+        call = asyncio.create_task(self.control(f"/pause?mode={mode}"))
+        await self.until_gate("draining")
+        return call
+
+    async def kept(self, count: int) -> list[Stream]:
+        """Streams in the middle of their answers, in a paused engine."""
+        streams = await self.held(count)
+        call = await self.pausing("keep")
+        self.release()
+        assert await call == {"ok": True, "info": {"mode": "keep"}}
+        return streams
 
     async def control(self, path: str, status: int = 200, **request: Any) -> Any:
         answer = await self.client.post(path, **request)
@@ -66,6 +103,10 @@ class Lab:
     async def get(self, path: str) -> Any:
         return (await self.client.get(path)).json()
 
+    async def engine(self) -> Any:
+        """The engine's figures, from its state."""
+        return (await self.get("/server_info"))["engine"]
+
     async def gauges(self) -> dict[str, float]:
         return await asyncio.to_thread(self.server.gauges)
 
@@ -74,18 +115,18 @@ class Lab:
             while not await check():
                 await asyncio.sleep(0.01)
 
-    async def until_running(self, running: int, waiting: int = 0) -> None:
+    async def until_gate(self, gate: str) -> None:
+        async def stands() -> bool:
+            return bool((await self.get("/is_paused"))["gate"] == gate)
+
+        await self.until(stands)
+
+    async def until_load(self, **wanted: int) -> None:
         async def reached() -> bool:
             load = await self.get("/load")
-            return (load["num_requests_running"], load["num_requests_waiting"]) == (running, waiting)
+            return {name: load[name] for name in wanted} == wanted
 
         await self.until(reached)
-
-    async def until_heard(self, streams: list[Stream]) -> None:
-        async def heard() -> bool:
-            return all(stream.text for stream in streams)
-
-        await self.until(heard)
 
     async def texts(self, streams: list[Stream]) -> list[str]:
         async with asyncio.timeout(PATIENCE):
@@ -95,19 +136,21 @@ class Lab:
         """What the streams say when nothing interferes."""
         return await self.texts([self.stream(index) for index in range(count)])
 
-    async def engine(self) -> Any:
-        """The engine's figures, from its state."""
-        return (await self.get("/server_info"))["engine"]
+
+async def all_heard_one_held(streams: list[Stream]) -> bool:
+    """One has the token of the last position that is allowed, so the step that it is in now cannot end."""
+    return all(stream.text for stream in streams) and any(stream.position == HELD_AT for stream in streams)
 
 
 @asynccontextmanager
-async def lab(folder: Path, step: str = "0.004", **options: Any) -> AsyncIterator[Lab]:
+async def lab(folder: Path, **options: Any) -> AsyncIterator[Lab]:
     settings = {"log_dir": str(folder / "log"), "max_num_seqs": STREAMS, "disable_access_log": True, **options}
-    with ServerProcess.toy(folder, {"TOY_STEP_SECONDS": step}, **settings) as server:
+    hold = folder / "hold"
+    with ServerProcess.toy(folder, {"TOY_HOLD": str(hold)}, **settings) as server:
         await asyncio.to_thread(server.wait_until_ready)
         limits = httpx.Limits(max_connections=64)
         async with httpx.AsyncClient(base_url=server.url, timeout=PATIENCE, limits=limits) as client:
-            yield Lab(server, client)
+            yield Lab(server, client, hold)
         assert await asyncio.to_thread(server.interrupt) == 0
         assert "Traceback" not in server.stderr
     verdict = verify(EventLog.read(folder / "log"))
@@ -136,19 +179,14 @@ def test_pause_wait_lets_streams_finish_and_resume_releases_those_who_came_in_or
     async def scenario() -> None:
         async with lab(folder, pipeline_depth=depth) as toy:
             alone = await toy.undisturbed(STREAMS + 4)
-            streams = [toy.stream(index) for index in range(STREAMS)]
-            await toy.until_running(STREAMS)
-            call = asyncio.create_task(toy.control("/pause?mode=wait"))
-
-            async def draining() -> bool:
-                return (await toy.get("/is_paused"))["gate"] == "draining"
-
-            await toy.until(draining)
+            streams = await toy.held(STREAMS)
+            call = await toy.pausing("wait")
             late = []
             for index in range(STREAMS, STREAMS + 4):
                 late.append(toy.stream(index))
-                await toy.until_running(STREAMS, len(late))
+                await toy.until_load(num_requests_running=STREAMS, num_requests_waiting=len(late))
             assert not call.done()
+            toy.release()
             assert await call == {"ok": True, "info": {"mode": "wait"}}
             assert await toy.get("/is_paused") == {"is_paused": True, "gate": "paused"}
             gauges = await toy.gauges()
@@ -171,14 +209,12 @@ def test_pause_keep_stops_streams_where_they_are_and_resume_goes_on(folder: Path
     async def scenario() -> None:
         async with lab(folder, pipeline_depth=depth) as toy:
             alone = await toy.undisturbed(STREAMS)
-            streams = [toy.stream(index) for index in range(STREAMS)]
-            await toy.until_heard(streams)
-            assert (await toy.control("/pause?mode=keep"))["info"] == {"mode": "keep"}
-            before = (await toy.get("/server_info"))["engine"]
+            streams = await toy.kept(STREAMS)
+            before = await toy.engine()
             assert before["running"] == STREAMS and before["in_flight"] == 0
             late = toy.stream(0)
-            await toy.until_running(STREAMS, 1)
-            after = (await toy.get("/server_info"))["engine"]
+            await toy.until_load(num_requests_running=STREAMS, num_requests_waiting=1)
+            after = await toy.engine()
             assert after["steps"] == before["steps"] and after["generation_tokens"] == before["generation_tokens"]
             assert not any(stream.task.done() for stream in streams)
             await toy.control("/resume")
@@ -192,13 +228,14 @@ def test_pause_abort_gives_every_stream_its_end(folder: Path, depth: int) -> Non
     async def scenario() -> None:
         async with lab(folder, pipeline_depth=depth) as toy:
             alone = await toy.undisturbed(STREAMS)
-            streams = [toy.stream(index) for index in range(STREAMS)]
-            await toy.until_heard(streams)
-            assert (await toy.control("/pause?mode=abort"))["info"] == {"mode": "abort"}
-            texts = await toy.texts(streams)
+            streams = await toy.held(STREAMS)
+            call = await toy.pausing("abort")
+            texts = await toy.texts(streams)  # their ends do not wait for the step in flight
+            toy.release()
+            assert (await call)["info"] == {"mode": "abort"}
             assert {stream.end for stream in streams} == {"length"}
             assert all(whole.startswith(text) and text != whole for text, whole in zip(texts, alone, strict=True))
-            assert (await toy.engine())["running"] == 0
+            assert (await toy.engine())["live"] == 0
             await toy.control("/resume")
             assert await toy.undisturbed(1) == alone[:1]
 
@@ -207,39 +244,34 @@ def test_pause_abort_gives_every_stream_its_end(folder: Path, depth: int) -> Non
 
 def test_a_resume_supersedes_a_pause_that_still_drains(folder: Path) -> None:
     async def scenario() -> None:
-        async with lab(folder, step="0.02") as toy:
-            streams = [toy.stream(index) for index in range(2)]
-            await toy.until_heard(streams)
-            slow = await toy.control("/pause?mode=wait&timeout=0.001", status=504)
+        async with lab(folder) as toy:
+            streams = await toy.held(2)
+            slow = await toy.control("/pause?mode=wait&timeout=0.01", status=504)
             assert slow["error"]["code"] == "still_pending"
-            call = asyncio.create_task(toy.control("/pause?mode=wait", status=409))
-
-            async def called() -> bool:
-                log = b"".join(file.read_bytes() for file in (folder / "log").glob("*.jsonl"))
-                return log.count(b'"type":"pause"') == 2
-
-            await toy.until(called)
+            await toy.until_gate("draining")
             assert (await toy.control("/resume"))["ok"]
-            assert "superseded" in (await call)["error"]["message"]
-            await toy.texts(streams)
+            call = await toy.pausing("wait")
+            assert (await toy.control("/resume"))["ok"]
+            with pytest.raises(AssertionError, match="superseded"):
+                await call
+            toy.release()
+            assert len((await toy.texts(streams))[0]) == TOKENS
 
     asyncio.run(scenario())
 
 
 def test_a_client_that_hangs_up_does_not_take_its_pause_back(folder: Path) -> None:
     async def scenario() -> None:
-        async with lab(folder, step="0.02") as toy:
-            streams = [toy.stream(index, 60) for index in range(2)]
-            await toy.until_heard(streams)
+        async with lab(folder) as toy:
+            streams = await toy.held(2)
             with pytest.raises(httpx.ReadTimeout):
-                await toy.client.post("/pause?mode=wait", timeout=httpx.Timeout(PATIENCE, read=0.1))
+                await toy.client.post("/pause?mode=wait", timeout=httpx.Timeout(PATIENCE, read=0.2))
+            await toy.until_gate("draining")
             late = toy.stream(2, 3)
+            await toy.until_load(num_requests_running=2, num_requests_waiting=1)
+            toy.release()
             await toy.texts(streams)
-
-            async def paused() -> bool:
-                return bool((await toy.get("/is_paused"))["is_paused"])
-
-            await toy.until(paused)
+            await toy.until_gate("paused")
             assert not late.text
             await toy.control("/resume")
             assert len((await toy.texts([late]))[0]) == 3
@@ -251,21 +283,21 @@ def test_sleep_holds_back_what_comes_and_wake_gives_the_same_text(folder: Path) 
     async def scenario() -> None:
         async with lab(folder) as toy:
             text = (await toy.undisturbed(1))[0]
-            running = toy.stream(0)
-            await toy.until_heard([running])
+            running = await toy.kept(1)
             assert (await toy.control("/sleep?level=2"))["ok"]
             assert await toy.get("/is_sleeping") == {"is_sleeping": True, "asleep": ["weights", "kv"]}
             late = toy.stream(0)
-            await toy.until_running(0, 2)
+            await toy.until_load(num_requests_running=0, num_requests_waiting=2)
             gauges = await toy.gauges()
             assert gauges['leftfold:engine_asleep{part="weights"}'] == gauges['leftfold:engine_asleep{part="kv"}'] == 1
             assert gauges['leftfold:num_requests_waiting_by_reason{reason="asleep"}'] == 2
+            assert "wake first" in (await toy.control("/resume", status=409))["error"]["message"]
             early = await toy.control("/wake_up?tags=kv", status=409)
             assert "wake them first" in early["error"]["message"]
-            assert "wake first" in (await toy.control("/resume", status=409))["error"]["message"]
             assert (await toy.control("/wake_up"))["ok"]
-            assert await toy.texts([running, late]) == [text, text]
             assert not (await toy.get("/is_sleeping"))["is_sleeping"]
+            await toy.control("/resume")
+            assert await toy.texts([*running, late]) == [text, text]
 
     asyncio.run(scenario())
 
@@ -279,7 +311,7 @@ def test_c60_after_an_abort_and_a_sleep_a_request_waits_with_its_deadline(folder
             answer = await toy.client.post("/v1/completions", json=body)
             assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
             waiting = toy.stream(1, max_tokens=3)
-            await toy.until_running(0, 1)
+            await toy.until_load(num_requests_running=0, num_requests_waiting=1)
             await toy.control("/wake_up")
             await toy.control("/resume")
             assert len((await toy.texts([waiting]))[0]) == 3
@@ -329,8 +361,7 @@ def test_answers_are_aborted_by_the_ids_that_clients_see(folder: Path) -> None:
     async def scenario() -> None:
         async with lab(folder) as toy:
             alone = await toy.undisturbed(3)
-            streams = [toy.stream(index) for index in range(3)]
-            await toy.until_heard(streams)
+            streams = await toy.held(3)
             body = {"request_ids": [streams[1].id, "chatcmpl-unknown"]}
             done = await toy.control("/abort_requests", json=body)
             assert done["info"] == {"aborted": [streams[1].id], "unknown": ["chatcmpl-unknown"]}
@@ -339,6 +370,7 @@ def test_answers_are_aborted_by_the_ids_that_clients_see(folder: Path) -> None:
             done = await toy.control("/abort_requests", json={"request_ids": []})
             assert sorted(done["info"]["aborted"]) == sorted([streams[0].id, streams[2].id])
             assert (await toy.engine())["live"] == 0
+            toy.release()
             assert all(whole.startswith(text) for text, whole in zip(await toy.texts(streams), alone, strict=True))
 
     asyncio.run(scenario())
@@ -348,13 +380,13 @@ def test_limits_change_while_streams_run_and_the_cache_is_forgotten(folder: Path
     async def scenario() -> None:
         async with lab(folder) as toy:
             alone = await toy.undisturbed(4)
-            streams = [toy.stream(index) for index in range(4)]
-            await toy.until_heard(streams)
+            streams = await toy.kept(4)
             assert (await toy.control("/reconfigure", json={"set": {"max_running": 2}}))["ok"]
             assert (await toy.get("/server_info"))["config"]["max_running"] == 2
-            await toy.until_running(2, 2)
+            await toy.until_load(num_requests_running=2, num_requests_waiting=2)
             wrong = await toy.control("/reconfigure", status=409, json={"set": {"max_running": 9, "page_size": 8}})
             assert "page_size cannot be changed" in wrong["error"]["message"]
+            await toy.control("/resume")
             assert await toy.texts(streams) == alone
             hits = (await toy.engine())["prefix_hits"]
             assert (await toy.control("/flush_cache"))["ok"]
@@ -371,7 +403,7 @@ def test_a_paused_engine_is_paused_after_a_restart(folder: Path) -> None:
         async with lab(folder) as toy:
             assert (await toy.get("/is_paused"))["is_paused"]
             stream = toy.stream(0, 3)
-            await toy.until_running(0, 1)
+            await toy.until_load(num_requests_running=0, num_requests_waiting=1)
             await toy.control("/resume")
             assert len((await toy.texts([stream]))[0]) == 3
 

@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from zlib import crc32
 
@@ -31,6 +32,7 @@ class ToyExecutor:
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
+        self._hold = Path(os.environ["TOY_HOLD"]) if "TOY_HOLD" in os.environ else None
         self._weights = 0
         self._drawn: dict[str, tuple[int, int]] = {}
         self._wanted: dict[str, tuple[Wanted, Any]] = {}
@@ -41,6 +43,8 @@ class ToyExecutor:
 
     def execute(self, plan: ExecutionPlan) -> Result:
         time.sleep(self._seconds)
+        while self._held_back(plan):
+            time.sleep(0.002)
         controls = [self._control(op) for op in plan.ops if isinstance(op, Control)]
         self._wanted |= {row.rid: (wanted, row.tokens) for row in plan.joined if (wanted := wanted_of(row))}
         tokens = [self._draw(row) for row in plan.rows if row.samples]
@@ -56,6 +60,14 @@ class ToyExecutor:
             known.append(self._drawn[row.rid])
         others = tuple((_LETTERS[i], -1.0 - i) for i in range(wanted.top))
         return Attachment(row.rid, 0, row.choice, [Score(at, token, -at / 8, others) for at, token in known])
+
+    def _held_back(self, plan: ExecutionPlan) -> bool:
+        """Whether the file says that no row goes beyond a position that one of these reaches."""
+        try:
+            limit = int(self._hold.read_text() or 0) if self._hold is not None else None
+        except FileNotFoundError:
+            return False
+        return limit is not None and any(row.start + row.length > limit for row in plan.rows)
 
     def _draw(self, row: Row) -> int:
         """The next token; what a step in flight has drawn is known here before the plan can know it."""
