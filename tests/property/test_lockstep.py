@@ -4,15 +4,32 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 from transitions import Machine
 
 from leftfold.events import Event, Plan, Tick
-from leftfold.fsm import TRANSITIONS, Effects, Phase, Trigger, admission, commit, ending, laws, planner, recovery, step
+from leftfold.fsm import (
+    GATES,
+    TRANSITIONS,
+    Effects,
+    Gate,
+    GateTrigger,
+    Phase,
+    State,
+    Trigger,
+    admission,
+    commit,
+    controls,
+    ending,
+    laws,
+    pausing,
+    recovery,
+    step,
+)
 from leftfold.fsm.request import Request
-from leftfold.replay.fuzzing import World
+from leftfold.fsm.sketch import Sketch
+from leftfold.replay.fuzzing import World, rules
 from tests.watching import runs, watch
 
 UNBORN = "unborn"
@@ -57,7 +74,7 @@ class Models:
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_requests_move_in_lockstep_with_a_model_of_the_table(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     models = Models()
-    for module in (admission, commit, ending, laws, recovery):
+    for module in (admission, commit, controls, ending, laws, recovery):
         if hasattr(module, "advance"):
             monkeypatch.setattr(module, "advance", models.spy(module.advance))
 
@@ -77,19 +94,19 @@ def test_requests_move_in_lockstep_with_a_model_of_the_table(seed: int, monkeypa
 def test_the_pool_is_left_as_the_draft_said(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[tuple[int, list[int], list[int]] | None] = []
     compared: Counter[str] = Counter()
-    decide = planner._Planner.plan
+    made = Sketch.plan
 
-    def plan(self: Any) -> Plan | None:
-        made = decide(self)
+    def plan(self: Sketch) -> Plan | None:
+        planned = made(self)
         draft = self._draft
-        if draft is None or made is None or made.step is None:
+        if draft is None or planned is None or planned.step is None:
             said.append(None)
-            return made
+            return planned
         kept = draft._revived
         free = [*draft._free, *draft._freed]
         cached = [page for page in (*draft._cached, *draft._uncached) if page not in kept]
         said.append((draft.usable, free, cached))
-        return made
+        return planned
 
     def look(world: World, event: Event, plan: Plan | None, take: Callable[[], Effects]) -> Effects:
         effects = take()
@@ -104,7 +121,7 @@ def test_the_pool_is_left_as_the_draft_said(seed: int, monkeypatch: pytest.Monke
         said.clear()
         return effects
 
-    monkeypatch.setattr(planner._Planner, "plan", plan)
+    monkeypatch.setattr(Sketch, "plan", plan)
     watch(monkeypatch, look)
     runs(seed, 60)
     assert all(compared[name] > 10 for name in ("join", "preempt", "grow", "evict")), compared
@@ -130,3 +147,45 @@ def test_stepping_a_copy_is_stepping_the_original(seed: int, monkeypatch: pytest
 
     watch(monkeypatch, look)
     runs(seed, 40)
+
+
+def gates() -> Machine:
+    """The engine machine from its table and nothing else."""
+    edges = [
+        {"trigger": trigger.name, "source": gate.name, "dest": target.name} for (gate, trigger), target in GATES.items()
+    ]
+    return Machine(states=[gate.name for gate in Gate], transitions=edges, initial="RUNNING", auto_transitions=False)
+
+
+@pytest.mark.parametrize("seed", [8, 9, 10])
+def test_the_gate_moves_in_lockstep_with_a_model_of_its_table(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model is moved by the triggers that the reducer names, and by those that the events themselves are."""
+    machine, used = gates(), Counter[tuple[str, str]]()
+    named: list[GateTrigger] = []
+
+    def spy(move: Callable[[State, GateTrigger], None]) -> Callable[[State, GateTrigger], None]:
+        def watched(state: State, trigger: GateTrigger) -> None:
+            named.append(trigger)
+            move(state, trigger)
+
+        return watched
+
+    def look(world: World, event: Event, plan: Plan | None, take: Callable[[], Effects]) -> Effects:
+        machine.set_state(world.state.gate.name)
+        named.clear()
+        effects = take()
+        for trigger in named:
+            used[machine.state, trigger.name] += 1
+            machine.trigger(trigger.name)
+        assert machine.state == world.state.gate.name
+        moved_by = [trigger for trigger in named if trigger.name not in ("DRAINED", "CLOSED")]
+        assert all(type(event).__name__ == trigger.value for trigger in moved_by)
+        return effects
+
+    for module in (pausing, recovery):
+        monkeypatch.setattr(module, "move_gate", spy(module.move_gate))
+    monkeypatch.setattr(rules, "_FAULTS", {**rules._FAULTS, rules.Rules.shutdown: 1, rules.Rules.control: 4})
+    watch(monkeypatch, look)
+    runs(seed, 120)
+    assert {before for before, _ in used} == {gate.name for gate in Gate}
+    assert {trigger for _, trigger in used} == {trigger.name for trigger in GateTrigger}

@@ -39,9 +39,9 @@ def test_no_event_but_a_tick_lets_a_deadline_expire() -> None:
     w.wait(100)
     w.stray("Prepared")
     w.done()
-    assert ("a", 0) in w.clients
+    assert ("a", 0, 0) in w.clients
     w.tick()
-    assert w.ended["a", 0].finish_reason is FinishReason.DEADLINE
+    assert w.ended["a", 0, 0].finish_reason is FinishReason.DEADLINE
 
 
 def test_it_expires_at_the_very_microsecond() -> None:
@@ -59,8 +59,8 @@ def test_a_queue_deadline_ends_with_the_first_join() -> None:
     w.steps(1)
     w.wait(50)
     w.steps(1)
-    assert ("a", 0) in w.clients
-    assert w.ended["b", 0].finish_reason is FinishReason.DEADLINE
+    assert ("a", 0, 0) in w.clients
+    assert w.ended["b", 0, 0].finish_reason is FinishReason.DEADLINE
     w.finish()
 
 
@@ -72,7 +72,7 @@ def test_a_preempted_request_does_not_miss_its_queue_deadline_any_more() -> None
         w.steps(1)
     w.wait(100)
     w.finish()
-    assert w.ended["b", 0].finish_reason is FinishReason.LENGTH
+    assert w.ended["b", 0, 0].finish_reason is FinishReason.LENGTH
 
 
 def test_both_deadlines_at_once_end_a_request_once() -> None:
@@ -80,7 +80,7 @@ def test_both_deadlines_at_once_end_a_request_once() -> None:
     w.admit("a", [1], 30, deadline=5, queue_deadline=5)
     w.wait(5)
     w.tick()
-    assert w.ended["a", 0].finish_reason is FinishReason.DEADLINE and w.state.wake_at is None
+    assert w.ended["a", 0, 0].finish_reason is FinishReason.DEADLINE and w.state.wake_at is None
 
 
 def test_deadlines_expire_while_the_executor_is_gone() -> None:
@@ -90,7 +90,7 @@ def test_deadlines_expire_while_the_executor_is_gone() -> None:
     w.lose()
     w.wait(10)
     w.tick()
-    assert w.ended["a", 0].finish_reason is FinishReason.DEADLINE
+    assert w.ended["a", 0, 0].finish_reason is FinishReason.DEADLINE
 
 
 def test_the_room_of_an_overdue_row_is_used_in_the_same_plan() -> None:
@@ -119,7 +119,7 @@ def test_a_shutdown_stops_at_its_deadline_and_keeps_what_lives(flying: bool) -> 
     assert plan is not None and plan.step is None and not plan.empty
     effects = step(w.state, Tick(t=due, plan=plan))
     assert [(ack.call, ack.ok) for ack in effects.acks] == [("bye", True)]
-    assert w.state.gate is Gate.STOPPED and list(w.state.live) == [("a", 0)]
+    assert w.state.gate is Gate.STOPPED and list(w.state.live) == [("a", 0, 0)]
     assert effects.wake_at is None and decide(w.state, due + 1000) is None
     w.state.check()
 
@@ -134,29 +134,29 @@ def test_in_a_stopped_engine_no_deadline_expires() -> None:
     assert w.state.gate is Gate.STOPPED
     w.wait(100)
     w.tick()
-    assert ("a", 0) in w.clients
+    assert ("a", 0, 0) in w.clients
     w.start()
     w.tick()
-    assert w.ended["a", 0].finish_reason is FinishReason.DEADLINE
+    assert w.ended["a", 0, 0].finish_reason is FinishReason.DEADLINE
 
 
 def test_a_shutdown_is_answered_when_the_last_request_ends() -> None:
     w = world()
     w.admit("a", [1], 3)
-    w.shutdown()
-    assert w.call is not None
+    call = w.shutdown()
+    assert call not in w.desk.answered
     w.admit("b", [1], 3)
-    assert (w.ended["b", 0].error or {})["code"] == "closing"
+    assert (w.ended["b", 0, 0].error or {})["code"] == "closing"
     w.steps(3)
-    assert w.call is None and w.state.gate is Gate.STOPPED
+    assert w.desk.answered[call].ok and w.state.gate is Gate.STOPPED
 
 
 def test_a_start_answers_the_shutdown_it_supersedes() -> None:
     w = world()
     w.admit("a", [1], 3)
-    w.shutdown()
+    call = w.shutdown()
     w.start()
-    assert w.call is None and w.state.gate is Gate.RUNNING
+    assert not w.desk.answered[call].ok and w.state.gate is Gate.RUNNING
     w.finish()
 
 

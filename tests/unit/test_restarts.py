@@ -32,8 +32,8 @@ def test_live_requests_go_on_under_other_limits(changes: dict[str, object]) -> N
     w.start(**changes)
     w.steps(1)
     w.finish()
-    assert {w.ended[rid, 0].finish_reason for rid in "abc"} == {FinishReason.LENGTH}
-    assert [w.ended[rid, 0].position for rid in "abc"] == [25] * 3
+    assert {w.ended[rid, 0, 0].finish_reason for rid in "abc"} == {FinishReason.LENGTH}
+    assert [w.ended[rid, 0, 0].position for rid in "abc"] == [25] * 3
 
 
 def test_what_no_longer_fits_ends_where_it_stands() -> None:
@@ -42,14 +42,14 @@ def test_what_no_longer_fits_ends_where_it_stands() -> None:
     w.steps(11)
     w.admit("b", [2] * 20, 5)
     w.admit("c", [3] * 4, 30)
-    heard = w.clients["a", 0].heard
+    heard = w.clients["a", 0, 0].heard
     assert heard > 8
     w.start(max_model_len=14)
-    assert (w.ended["a", 0].finish_reason, w.ended["a", 0].position) == (FinishReason.LENGTH, 6 + heard)
-    error = w.ended["b", 0].error
+    assert (w.ended["a", 0, 0].finish_reason, w.ended["a", 0, 0].position) == (FinishReason.LENGTH, 6 + heard)
+    error = w.ended["b", 0, 0].error
     assert error is not None and error["code"] == "failed" and "20" in error["text"]
     w.finish()
-    assert (w.ended["c", 0].finish_reason, w.ended["c", 0].position) == (FinishReason.LENGTH, 13)
+    assert (w.ended["c", 0, 0].finish_reason, w.ended["c", 0, 0].position) == (FinishReason.LENGTH, 13)
 
 
 def test_larger_limits_do_not_lengthen_what_was_promised() -> None:
@@ -57,7 +57,7 @@ def test_larger_limits_do_not_lengthen_what_was_promised() -> None:
     w.admit("a", [1] * 4, 30)
     w.start(max_model_len=60)
     w.finish()
-    assert w.ended["a", 0].position == 9
+    assert w.ended["a", 0, 0].position == 9
 
 
 @pytest.mark.parametrize(("kept", "cached"), [([], 0), (["device"], 8)])
@@ -68,7 +68,7 @@ def test_the_prefix_cache_survives_only_if_its_memory_did(kept: list[str], cache
     w.start(kept)
     w.admit("a", list(range(9)), 1)
     w.finish()
-    usage = w.ended["a", 0].usage
+    usage = w.ended["a", 0, 0].usage
     assert usage is not None and usage.cached_tokens == cached
 
 
@@ -78,7 +78,7 @@ def test_tokens_found_after_a_loss_are_not_reported_as_a_cached_prompt() -> None
     w.steps(15)
     w.start(["device"])
     w.finish()
-    usage = w.ended["a", 0].usage
+    usage = w.ended["a", 0, 0].usage
     assert usage is not None and usage.cached_tokens == 0
 
 
@@ -108,7 +108,7 @@ def test_losing_the_executor_twice_and_starting_twice_is_harmless() -> None:
     for _ in range(2):
         w.start()
     w.finish()
-    assert w.ended["a", 0].finish_reason is FinishReason.LENGTH
+    assert w.ended["a", 0, 0].finish_reason is FinishReason.LENGTH
 
 
 def test_finished_requests_are_remembered_for_a_while() -> None:
@@ -126,7 +126,7 @@ def test_forgetting_an_old_request_spares_the_newer_one_of_that_rid() -> None:
     step(state, Admit(t=0, rid="x", prompt=[1], params=SamplingParams()))
     for number in range(KEPT_FINISHED + 1):
         step(state, Admit(t=0, rid=f"r{number}", prompt=[], params=SamplingParams()))
-    assert state.requests["x"].phase is Phase.WAITING and ("x", 0) in state.live
+    assert state.requests["x"].phase is Phase.WAITING and ("x", 0, 0) in state.live
     state.check()
 
 
