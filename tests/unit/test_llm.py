@@ -213,3 +213,17 @@ def test_nothing_can_be_asked_of_a_closed_one(folder: Path) -> None:
 def test_a_model_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no model 'nowhere'"):
         LLM("nowhere")
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_planning_ahead_changes_no_token(llm: LLM, folder: Path, tmp_path: Path, depth: int) -> None:
+    """Long prompts in chunks, drawn and greedy answers of different lengths, in one batch that is too large."""
+    prompts = ["Hello", "Once upon a time", "x" * 90, "y" * 33, "The end", "z"]
+    params = [SamplingParams(temperature=i % 2 * 0.9, seed=i, max_tokens=3 + 5 * i) for i in range(len(prompts))]
+    expected = [answer.token_ids for answer in llm.generate(prompts, params, use_tqdm=False)]
+    options = {**OPTIONS, "max_num_seqs": 4, "max_num_batched_tokens": 32, "pipeline_depth": depth}
+    with LLM(str(folder), log_dir=str(tmp_path / "log"), **options) as ahead:
+        for _ in range(2):  # the second time from the prefix cache
+            assert [answer.token_ids for answer in ahead.generate(prompts, params, use_tqdm=False)] == expected
+        assert idle(ahead)
+    assert verify(EventLog.read(tmp_path / "log")).clean
