@@ -11,19 +11,22 @@ import argparse
 import gc
 import json
 import statistics
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from time import perf_counter
 
 import numpy as np
 
 from leftfold.bench import peers
 from leftfold.commands.common import OK, Parser, UsageError
-from leftfold.events import Admit, EventLog, ForwardDone, SamplingParams, Tick
-from leftfold.fsm import Config, State, apply, decide, step
+from leftfold.events import Admit, EventLog, ExecutionPlan, ForwardDone, SamplingParams, Tick
+from leftfold.fsm import Config, ConfigError, State, apply, decide, step
 
 PAGE = 16
 PROMPT = 64
 WARM_UP = 20
+LEAST = {"num_pages": 1, "page_size": 1, "max_running": 1, "max_batch_tokens": 1, "max_model_len": 1}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", default="1,32,256,1024", help="batch sizes, with commas (default %(default)s)")
     parser.add_argument("--steps", type=int, default=400, help="steps measured for each (default %(default)s)")
     parser.add_argument("--churn", type=float, default=0.0, help="share of rows that end and join per step (0.005)")
+    parser.add_argument("--depth", type=int, default=0, help="steps planned ahead of the last result (default %(default)s)")
+    parser.add_argument("--policy", default="fcfs", help="who is admitted first (default %(default)s)")
+    parser.add_argument("--waiting", type=int, default=0, metavar="N",
+                        help="so many requests wait that cannot be admitted yet (default %(default)s)")
     parser.add_argument("--no-peers", action="store_true", help="leave the installed peers out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -43,15 +50,22 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--rows {args.rows!r} is not a list of integers with commas") from None
     if not sizes or min(sizes) < 1 or args.steps < 1 or not 0 <= args.churn < 1:
         raise UsageError("--rows and --steps must be positive, --churn at least 0 and below 1")
+    if args.waiting < 0 or (args.waiting and args.churn):
+        raise UsageError("--waiting must be at least 0, and goes without --churn")
+    try:
+        Config(**LEAST, pipeline_depth=args.depth, policy=args.policy)
+    except ConfigError as error:
+        raise UsageError(str(error)) from None
     rows = []
     for size in sizes:
-        row = measure(size, args.steps, args.churn)
+        row = measure(size, args.steps, args.churn, args.depth, args.policy, args.waiting)
         row["peers"] = {} if args.no_peers else {name: peer(size) for name, peer in peers.installed().items()}
         rows.append(row)
         if not args.json:
             _print_row(row, first=len(rows) == 1, churn=args.churn)
     if args.json:
-        print(json.dumps({"churn": args.churn, "steps": args.steps, "rows": rows}))
+        settings = {"churn": args.churn, "depth": args.depth, "policy": args.policy, "waiting": args.waiting}
+        print(json.dumps({**settings, "steps": args.steps, "rows": rows}))
     return OK
 
 
@@ -66,9 +80,12 @@ def _print_row(row: dict[str, object], first: bool, churn: float) -> None:
     print(f"{row['rows']:>6} {row['us_per_step']:>9.1f} {row['us_per_step_mean']:>9.1f}{against}", flush=True)
 
 
-def measure(rows: int, steps: int, churn: float = 0.0) -> dict[str, object]:
-    """Median and mean µs of `steps` decode steps of `rows` rows."""
-    engine = _Engine(rows, steps, churn)
+def measure(
+    rows: int, steps: int, churn: float = 0.0, depth: int = 0, policy: str = "fcfs", waiting: int = 0
+) -> dict[str, object]:
+    """Median and mean µs of `steps` decode steps of `rows` rows, while `waiting` more requests wait."""
+    engine = _Engine(rows, steps, churn, depth, policy)
+    admission = engine.crowd(waiting)
     times = []
     gc.collect()
     gc.freeze()
@@ -83,13 +100,14 @@ def measure(rows: int, steps: int, churn: float = 0.0) -> dict[str, object]:
         "rows": rows,
         "us_per_step": round(statistics.median(times), 2),
         "us_per_step_mean": round(statistics.fmean(times), 2),
+        **({"us_per_admission": round(admission * 1e6, 2)} if waiting else {}),
     }
 
 
 class _Engine:
     """A state with `rows` decoding rows over a pool full of cached pages, its log, and an instant executor."""
 
-    def __init__(self, rows: int, steps: int, churn: float) -> None:
+    def __init__(self, rows: int, steps: int, churn: float, depth: int = 0, policy: str = "fcfs") -> None:
         self.rows = rows
         self.life = round(1 / churn) if churn else PROMPT + steps + WARM_UP  # steps a row lives
         self.steady = False
@@ -98,8 +116,12 @@ class _Engine:
         pages = rows * (length // PAGE + 2) + 2048
         self.log = EventLog.memory()
         self.state = State(
-            Config(num_pages=pages, page_size=PAGE, max_running=rows, max_batch_tokens=8192, max_model_len=8192)
-        )
+            Config(
+                num_pages=pages, page_size=PAGE, max_running=rows, max_batch_tokens=8192, max_model_len=8192,
+                pipeline_depth=depth, policy=policy,
+            )
+        )  # fmt: skip
+        self.flying: deque[tuple[ExecutionPlan, int]] = deque()  # plans, and the tokens that their results bring
         self.t = 0
         self.admitted = 0
         self._fill_cache()
@@ -143,20 +165,44 @@ class _Engine:
         begun = perf_counter()
         for arrival in arrivals:
             self._take(arrival)
-        plan = decide(state, self.t)
-        assert plan is not None
-        tick = Tick(t=self.t, plan=plan)
-        log.append(tick)
-        execution = apply(state, tick, plan).plan
-        assert execution is not None
-        sampling = state.in_flight[0].rows
-        count = len(sampling.decode) + sum(chunk.samples for chunk in sampling.chunks)
+        while len(self.flying) <= state.config.pipeline_depth and self._launch():
+            pass
+        execution, count = self.flying.popleft()
         done = ForwardDone(t=self.t, step=execution.step, tokens=tokens[:count], digest=execution.digest)
         log.append(done)
         step(state, done)
         took = perf_counter() - begun
         log.flush()  # a writer's work, not the control plane's
         return took
+
+    def _launch(self) -> bool:
+        """Plan a step ahead, if there is anything to plan."""
+        state = self.state
+        plan = decide(state, self.t)
+        if plan is None:
+            return False
+        tick = Tick(t=self.t, plan=plan)
+        self.log.append(tick)
+        execution = apply(state, tick, plan).plan
+        assert execution is not None
+        sampling = state.in_flight[-1].rows
+        self.flying.append((execution, len(sampling.decode) + sum(chunk.samples for chunk in sampling.chunks)))
+        return True
+
+    def crowd(self, count: int) -> float:
+        """`count` requests that no slot is free for join the line, of mixed classes and deadlines; seconds for each."""
+        events = [
+            replace(self._arrival(16), priority=index % 7 - 6, deadline=3_600_000_000 + index % 997)
+            for index in range(count)
+        ]
+        begun = perf_counter()
+        for event in events:
+            step(self.state, event)
+        took = perf_counter() - begun
+        for event in events:
+            self.log.append(event)
+        self.log.flush()
+        return took / max(1, count)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -134,7 +134,7 @@ SPOILED: dict[str, tuple[Callable[[State, Plan], Plan], str]] = {
     "a chunk of a free slot": (lambda s, p: replace(p, chunks=[*p.chunks, Chunk(FREE_SLOT + 9, 1, False)]), "chunks"),
     "a chunk of a decoding row": (lambda s, p: replace(p, chunks=[*p.chunks, Chunk(0, 1, True)]), "slot 0"),
     "a chunk named twice": (lambda s, p: replace(p, chunks=[p.chunks[0], *p.chunks]), "named twice"),
-    "a chunk past the prompt": (lambda s, p: replace(p, chunks=[Chunk(1, 8, True), *p.chunks[1:]]), "left"),
+    "a chunk past the prompt": (lambda s, p: replace(p, chunks=[Chunk(1, 8, True), *p.chunks[1:]]), "left|at once"),
     "a negative chunk": (lambda s, p: replace(p, chunks=[Chunk(1, -1, False), *p.chunks[1:]]), "left"),
     "a chunk that samples too early": (lambda s, p: replace(p, chunks=[Chunk(1, 1, True), *p.chunks[1:]]), "samples"),
     "a last chunk that does not sample": (
