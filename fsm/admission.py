@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -203,6 +203,8 @@ def _check_writable(event: Admit) -> None:
 
 def _check_want(event: Admit) -> None:
     """`logprobs`: so many alternatives a token; `logprobs_from`: the same for the prompt from that position on."""
+    if event.want is not None and not isinstance(event.want, Mapping):
+        raise Refusal("invalid", f"want is {event.want!r}, it must be a mapping")
     for name, value in (event.want or {}).items():
         if name not in ("logprobs", "logprobs_from"):
             raise Refusal("invalid", f"want {name!r} is not supported")
