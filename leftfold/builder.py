@@ -61,7 +61,7 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
         raise ConfigurationError(f"durability {chosen.durability!r} is not supported yet: choose async or off")
     found = resolve(chosen.model)
     own = _identity(found)
-    log = open_existing_log(chosen, found.name, own)  # before anything is loaded: what is wrong with it is known at once
+    log = open_existing_log(chosen, found.name, own)  # before anything is loaded, so that what is wrong is known soon
     try:
         executor, config = _load(chosen, found)
         log = log or open_log(chosen, found.name)

@@ -101,12 +101,14 @@ class Group:
             self._stopped.add(output.rid)
             self._client.submit(Abort(t=0, rid=output.rid, reason="stop_string", keep=keep))
 
-    def close(self) -> None:
-        """Aborts the choices that have not ended (the client is gone, or the request failed)."""
+    def close(self) -> int:
+        """Aborts the choices that have not ended (the client is gone, or the request failed); how many those are."""
+        live = [rid for rid in self._open if rid in self._live and rid not in self._stopped]
         for rid in list(self._open):
             self._forget(rid)
-            if rid not in self._stopped:
-                self._client.submit(Abort(t=0, rid=rid, reason="client_gone"))
+        for rid in live:
+            self._client.submit(Abort(t=0, rid=rid, reason="client_gone"))
+        return len(live)
 
     def _forget(self, rid: str) -> None:
         del self._open[rid]

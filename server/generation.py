@@ -58,6 +58,7 @@ class Generation:
         self._cached = [0] * len(self._choices)
         self._started = time.perf_counter()
         self._heard: dict[int, float] = {}
+        self._computed: set[int] = set()
         self._group: Group | None = None
 
     async def begin(self) -> None:
@@ -76,12 +77,12 @@ class Generation:
             first = await asyncio.wait_for(self._group.first(), _FIRST_OUTPUT_SECONDS)
         if first is not None:
             self._check(first)
-        self._metrics.prompt_tokens.inc(sum(len(p) for p in self._job.prompts))
 
     def close(self) -> None:
         """Aborts whatever has not ended; closing twice is fine."""
         if self._group is not None:
-            self._group.close()
+            for _ in range(self._group.close()):
+                self._metrics.finished("abort", time.perf_counter() - self._started)
             self._group = None
             self._state.leave(self.id)
 
@@ -157,9 +158,16 @@ class Generation:
                 self._metrics.inter_token_latency.observe((now - self._heard[index]) / len(output.tokens))
             else:
                 self._metrics.time_to_first_token.observe(now - self._started)
+                self._count_prompt(index // self._job.n)
             self._heard[index] = now
             self._metrics.generation_tokens.inc(len(output.tokens))
         self._count(index, output)
+
+    def _count_prompt(self, number: int) -> None:
+        """A prompt counts once, when the first of its choices has a token: then it has been computed."""
+        if number not in self._computed:
+            self._computed.add(number)
+            self._metrics.prompt_tokens.inc(len(self._job.prompts[number]))
 
     def _count(self, index: int, output: Output) -> None:
         if output.usage:

@@ -80,11 +80,11 @@ class Metrics:
         self._values = {"model_name": model_name, "engine": engine}
         self._engine = _EngineCollector(tuple(self._values.values()))
         self.registry.register(self._engine)
-        self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens of requests that were answered.")
-        self.generation_tokens = self._counter("generation_tokens", "Tokens generated for clients.")
+        self.prompt_tokens = self._counter("prompt_tokens", "Tokens of prompts that got a first token.")
+        self.generation_tokens = self._counter("generation_tokens", "Tokens generated for clients that listen.")
         self._success = Counter(
-            "leftfold:request_success", "Choices that ended, by reason.", (*_LABELS, "finished_reason"),
-            registry=self.registry,
+            "leftfold:request_success", "Choices that ended, by reason (abort: hung up, aborted, cut off).",
+            (*_LABELS, "finished_reason"), registry=self.registry,
         )  # fmt: skip
         self._rejected = Counter(
             "leftfold:admission_rejections", "Requests the engine refused.", (*_LABELS, "reason"),

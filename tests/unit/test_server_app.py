@@ -216,6 +216,59 @@ def test_a_client_that_hangs_up_aborts_its_request(app: App, stream: bool, after
     assert sorted(a.rid or "" for a in app.engine.aborted) == ["r0", "r1"]
     assert {a.reason for a in app.engine.aborted} == {"client_gone"}
     assert app.state.idle.is_set()
+    metrics = app.request("GET", "/metrics").text
+    assert 'request_success_total{engine="0",finished_reason="abort",model_name="toy"} 2.0' in metrics
+    assert f'leftfold:prompt_tokens_total{{engine="0",model_name="toy"}} {2.0 if after else 0.0}' in metrics
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/pause?mode=wait"])
+def test_what_a_stop_does_not_wait_for_is_a_503(app: App, path: str) -> None:
+    async def scenario() -> list[Any]:
+        app.engine.silent = True
+        waits = asyncio.Event()
+
+        async def never(*_: Any, **__: Any) -> Any:
+            waits.set()
+            await asyncio.Event().wait()
+
+        app.engine.control = never  # type: ignore[method-assign]
+        sent: list[Any] = []
+        requests = iter([{"type": "http.request", "body": b'{"prompt": "hi"}', "more_body": False}])
+
+        async def receive() -> Any:
+            return next(requests, None) or await never()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        bare, _, query = path.partition("?")
+        scope = {
+            "type": "http", "method": "POST", "path": bare, "headers": [], "query_string": query.encode(),
+            "http_version": "1.1", "scheme": "http", "server": ("toy", 80), "client": ("c", 1), "root_path": "",
+        }  # fmt: skip
+        task = asyncio.create_task(app.app(scope, receive, send))
+        await waits.wait()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return sent
+
+    start, body = asyncio.run(scenario())
+    headers = {name.decode().lower(): value.decode() for name, value in start["headers"]}
+    assert (start["status"], headers["retry-after"]) == (503, "1")
+    assert json.loads(body["body"])["error"]["message"] == "the server is stopping"
+
+
+def test_a_stop_admits_nobody_whose_prompt_was_still_read(app: App) -> None:
+    encode = app.state.serving().texts.encode
+
+    async def slow(*args: Any, **kwargs: Any) -> Any:
+        app.state.phase = "draining"
+        return await encode(*args, **kwargs)
+
+    app.state.serving().texts.encode = slow  # type: ignore[method-assign]
+    answer = app.complete()
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert app.engine.admitted == []
 
 
 def test_a_choice_that_ended_is_not_aborted_when_its_sibling_fails(app: App) -> None:

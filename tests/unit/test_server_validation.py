@@ -67,7 +67,8 @@ def test_c75_each_optional_field(app: App, route: str, field: str, right: Any, w
     ask = getattr(app, route)
     plain, null = ask(), ask(**{field: None})
     assert plain.status_code == null.status_code == 200
-    assert {k: v for k, v in null.json().items() if k != "id"} == {k: v for k, v in plain.json().items() if k != "id"}
+    null_answer, plain_answer = ({**answer.json(), "id": "", "created": 0} for answer in (null, plain))
+    assert null_answer == plain_answer
     assert ask(**{field: right}).status_code == 200
     admitted = len(app.engine.admitted)
     for value in wrong:
@@ -104,7 +105,7 @@ def test_c73_max_tokens_zero(app: App, route: str, more: dict[str, Any]) -> None
     (5, "must be a non-empty"),
     ("x" * 33, "has 33 tokens"),
     ([5] * 64, "has 64 tokens"),
-    (["a"] * 129, "more than 128 choices"),
+    (["a"] * 129, "prompt: at most 128 prompts, got 129"),
 ])  # fmt: skip
 def test_c74_prompts_that_cannot_run(app: App, prompt: Any, words: str) -> None:
     answer = app.complete(prompt=prompt)
