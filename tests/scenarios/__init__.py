@@ -1,0 +1,1 @@
+"""Scenarios as small text tables, and what runs them (`tests.scenarios.runner`)."""
