@@ -144,7 +144,8 @@ class ForwardDone:
     """A step's result. `tokens`: int32, flat, one per sampling row in plan order (`counts` if not one each).
 
     `ended`: rows whose grammar ended. `error`: {"text": str, "retry": bool, "rows": (…)}; `rows` and `ended` hold
-    indices into the plan's rows. `digest`: of the plan that was executed (32 hex digits; None is not compared).
+    indices into the plan's rows. With "apart": True in it, those that are to run again do so one by one until they are
+    past this step. `digest`: of the plan that was executed (32 hex digits; None is not compared).
     """
 
     t: int
