@@ -289,6 +289,7 @@ def _from_hub(model: str, progress: bool) -> Path:
     if (target / "config.json").is_file():
         return target
     from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import LocalEntryNotFoundError
     from huggingface_hub.utils.tqdm import disable_progress_bars, enable_progress_bars
 
     (enable_progress_bars if progress else disable_progress_bars)()
@@ -304,6 +305,11 @@ def _from_hub(model: str, progress: bool) -> Path:
         raise
     except Exception as error:  # network, hub and disk errors of many kinds: one line for all
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        if isinstance(error, LocalEntryNotFoundError):  # the hub's word for: nobody answered
+            raise DownloadFailed(
+                f"no model {model!r} here, and the hub cannot be reached ({reason.removeprefix('Got: ')}): "
+                f"fetch it where there is a network, or give the folder of a model that is here"
+            ) from error
         raise ModelNotFound(f"no model {model!r} here, and the hub did not give it: {reason}") from error
     return target
 

@@ -49,6 +49,13 @@ def test_defaults_hold_one_full_request_and_many_modest_ones() -> None:
     assert few.num_pages * 16 >= 2048
 
 
+def test_a_step_is_short_by_default_but_has_room_for_prompts_beside_every_row() -> None:
+    assert sized().max_batch_tokens == 128
+    assert sized(max_num_seqs=200).max_batch_tokens == 400
+    assert sized(max_num_seqs=200, max_num_batched_tokens=77).max_batch_tokens == 77
+    assert sized(Machine("cuda:0", "float32", free=1 << 34)).max_batch_tokens == 8192
+
+
 def test_little_memory_bounds_the_default(caplog: pytest.LogCaptureFixture) -> None:
     config = sized(Machine("cpu", "float32", free=4 * 1000 * EACH))
     assert config.num_pages == 1000 // 16

@@ -212,3 +212,23 @@ def test_another_process_may_have_fetched_the_same_meanwhile(monkeypatch: pytest
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert hub.resolve("owner/model", progress=False).path == cache / "models" / "owner--model"
     assert kept(cache) == ["models/owner--model/config.json"]
+
+
+def test_a_hub_that_cannot_be_reached_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise LocalEntryNotFoundError("Got: ConnectError: refused\nand more")
+
+    monkeypatch.setenv("LEFTFOLD_CACHE", str(tmp_path))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    with pytest.raises(hub.DownloadFailed, match=r"the hub cannot be reached \(ConnectError: refused\)") as caught:
+        hub.resolve("owner/name", progress=False)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["", "  "])
+def test_an_empty_name_is_not_the_folder_we_are_in(name: str) -> None:
+    with pytest.raises(hub.ModelNotFound, match="is empty"):
+        hub.resolve(name)
