@@ -99,7 +99,9 @@ class Executor(Protocol):
         ...
 
     def execute(self, plan: ExecutionPlan) -> Result:
-        """Apply the plan's deltas, run its operations and rows. Never raises: what went wrong is in `error`.
+        """Apply the plan's deltas, run its operations and rows; what went wrong is in `error`.
+
+        Raises only when the executor itself is beyond use: it is then reset, and given up if that raises as well.
 
         A failed step leaves its deltas (ended, preempt, join, grow) applied and no row advanced, so the same rows
         may come again in a later plan. Plans with fewer `voids` than steps have failed here were made before the

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from leftfold.events import SamplingParams
+from leftfold.executor.errors import RowError
 from leftfold.executor.mirrors import DeviceState, IntArray
 from leftfold.kernels.sampling import Draw, uniform
 
@@ -24,14 +25,22 @@ class Sampler:
         """One token per row, int64 [rows].
 
         `logits` [rows, vocabulary] (float32, changed in place); `positions`: the absolute index of each token drawn.
-        A request without a seed draws as with seed 0: whoever admits requests gives each its own.
+        A request without a seed draws as with seed 0: whoever admits requests gives each its own. Raises `RowError`
+        with indices into these rows if adjusting leaves a row nothing to draw, or scores that are not finite.
         """
         params = [state.params[slot] for slot in slots.tolist()]
+        changed = []
         for row, (slot, wanted) in enumerate(zip(slots.tolist(), params, strict=True)):
             if is_adjusted(wanted):
                 prompt_len = int(state.prompt_len[slot])
                 known = state.history[slot, : positions[row]].astype(np.int64)
                 adjust(logits[row], wanted, known[:prompt_len], known[prompt_len:])
+                changed.append(row)
+        if changed:
+            usable = torch.isfinite(logits[changed].amax(-1)).tolist()
+            if not all(usable):
+                culprits = tuple(row for row, good in zip(changed, usable, strict=True) if not good)
+                raise RowError("penalties and masks leave no token to draw, or scores that are not finite", culprits)
         if all(wanted.temperature <= 0 for wanted in params):
             return logits.argmax(-1)
         seeds = np.array([(wanted.seed or 0) & _U64 for wanted in params], dtype=np.uint64)
@@ -58,13 +67,16 @@ def is_adjusted(params: SamplingParams) -> bool:
 
 
 def adjust(logits: torch.Tensor, params: SamplingParams, prompt: IntArray, generated: IntArray) -> None:
-    """Penalties, bias and the stop mask of one row, in place; `logits` [vocabulary], token ids so far int64.
+    """Bias, penalties and the stop mask of one row, in this order, in place; `logits` [vocabulary], ids so far int64.
 
-    `repetition_penalty` divides positive and multiplies negative logits of every token seen (Keskar et al., 2019);
-    `frequency_penalty` (per occurrence) and `presence_penalty` (once) lower tokens already generated; `logit_bias`
-    is added; before `min_tokens` generated tokens no stop id can be drawn. Ids outside the vocabulary are ignored.
+    `logit_bias` is added; `repetition_penalty` divides positive and multiplies negative logits of every token seen
+    (Keskar et al., 2019); `frequency_penalty` (per occurrence) and `presence_penalty` (once) lower tokens already
+    generated; before `min_tokens` generated tokens no stop id can be drawn. Ids outside the vocabulary are ignored.
     """
     vocabulary, device = logits.shape[0], logits.device
+    if params.logit_bias:
+        bias = {int(token): value for token, value in params.logit_bias.items() if 0 <= int(token) < vocabulary}
+        logits[list(bias)] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=device)
     if params.repetition_penalty != 1.0:
         seen = torch.from_numpy(np.unique(np.concatenate((prompt, generated)))).to(device)
         old = logits[seen]
@@ -73,9 +85,6 @@ def adjust(logits: torch.Tensor, params: SamplingParams, prompt: IntArray, gener
         ids, counts = np.unique(generated, return_counts=True)
         lowered = counts * params.frequency_penalty + params.presence_penalty
         logits[torch.from_numpy(ids).to(device)] -= torch.from_numpy(lowered).to(logits)
-    if params.logit_bias:
-        bias = {int(token): value for token, value in params.logit_bias.items() if 0 <= int(token) < vocabulary}
-        logits[list(bias)] += torch.tensor(list(bias.values()), dtype=logits.dtype, device=device)
     if len(generated) < params.min_tokens:
         stops = [token for token in params.stop_token_ids if 0 <= token < vocabulary]
         logits[stops] = float("-inf")

@@ -100,7 +100,10 @@ class TorchExecutor:
         self._planned_failure = (text, rows)
 
     def execute(self, plan: ExecutionPlan) -> Result:
-        """Apply one plan. Never raises; `Result.error` says what went wrong and whether to try again."""
+        """Apply one plan. `Result.error` says what went wrong and whether to try again.
+
+        Raises only what leaves the device unusable: then nothing works until it is set up anew.
+        """
         self._digest = chain_digest(self._digest, plan)
         controls: list[tuple[int, Any, str | None]] = []
         try:
@@ -113,7 +116,9 @@ class TorchExecutor:
                 rows = self.state.lay_out(plan)
                 tokens, attachments = self._run_rows(rows)
             self.state.commit(rows, tokens)
-        except Exception as error:  # the boundary: whatever a device or a kernel throws becomes a failed step
+        except Exception as error:  # the boundary: whatever a kernel throws becomes a failed step
+            if is_device_fault(error):
+                raise
             self._failures += 1
             return Result(plan.step, NO_TOKENS, self._digest, _told(error), controls)
         return Result(plan.step, tokens, self._digest, None, controls, attachments)
@@ -155,7 +160,10 @@ class TorchExecutor:
             raise RowError("the model's scores are not finite", tuple(culprits.tolist()))
         ends = (rows.starts + rows.lengths)[sampling]
         score = scorer.before_draw(logits, sampling) if scorer is not None else None
-        drawn = self.sampler.draw(logits, self.state, rows.slots[sampling], ends).cpu().numpy()
+        try:
+            drawn = self.sampler.draw(logits, self.state, rows.slots[sampling], ends).cpu().numpy()
+        except RowError as error:
+            raise RowError(str(error), tuple(sampling[list(error.rows)].tolist())) from None
         if score is not None:
             score(drawn)
         return drawn.astype(np.int32)
@@ -169,6 +177,13 @@ class TorchExecutor:
 
     def _tensor(self, values: npt.NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(values).to(self.device)
+
+
+def is_device_fault(error: BaseException) -> bool:
+    """Whether the device itself failed. Such an error sticks: every later call on the device raises it again."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, torch.AcceleratorError) or (isinstance(error, RuntimeError) and "CUDA error" in str(error))
 
 
 def _told(error: Exception) -> dict[str, Any]:

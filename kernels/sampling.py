@@ -69,7 +69,8 @@ def sample(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
 
 
 def _sample_rows(logits: torch.Tensor, draw: Draw) -> torch.Tensor:
-    temperature = torch.from_numpy(draw.temperature).to(logits)[:, None]
+    # In float32 a tiny temperature would be 0, and the likeliest token's 0 / 0 no number.
+    temperature = torch.from_numpy(draw.temperature).to(logits)[:, None].clamp_(min=torch.finfo(logits.dtype).tiny)
     weights = ((logits - logits.amax(-1, keepdim=True)) / temperature).exp_()
     vocabulary = logits.shape[1]
     limited = np.flatnonzero((draw.top_k > 0) & (draw.top_k < vocabulary))

@@ -21,6 +21,7 @@ from leftfold.executor.base import Score
 from leftfold.fsm import Output
 from leftfold.hub import resolve
 from leftfold.options import EngineOptions
+from leftfold.params import check_params, choice_seed
 from leftfold.text import load_tokenizer
 
 Prompt = str | Sequence[int]
@@ -136,6 +137,8 @@ class LLM:
         self, prompts: list[list[int]], params: list[SamplingParams], stops: Sequence[str], beside: Beside
     ) -> Iterator[tuple[dict[str, Answer], Inbox]]:
         """Put requests into the engine; what has not ended when the block is left is aborted."""
+        for wanted in params:
+            check_params(wanted)
         inbox: Inbox = SimpleQueue()
         answers: dict[str, Answer] = {}
         batch, taken = secrets.token_hex(6), True
@@ -175,7 +178,7 @@ class LLM:
         """One choice's own parameters: the model's end tokens, and a seed if none was given."""
         ends = () if params.ignore_eos else self.tokenizer.eos_ids
         stops = tuple(dict.fromkeys((*params.stop_token_ids, *ends)))
-        seed = secrets.randbits(63) if params.seed is None else params.seed + choice
+        seed = secrets.randbits(64) if params.seed is None else choice_seed(params.seed, choice)
         return dataclasses.replace(params, stop_token_ids=stops, seed=seed, n=1)
 
     # The engine's thread

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from leftfold.events import Copy, Move, SamplingParams
 from leftfold.events.digest import START
@@ -301,6 +302,41 @@ def test_scores_that_are_not_finite_name_their_row(folder: Path, monkeypatch: py
     result = executor.execute(stream.plan(joined=rows))
     assert result.error is not None
     assert (result.error["retry"], result.error["rows"]) == (True, (1,))
+
+
+@pytest.mark.parametrize(
+    ("error", "sticks"),
+    [
+        (torch.AcceleratorError("an illegal memory access was encountered"), True),
+        (RuntimeError("CUDA error: device-side assert triggered"), True),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+    ],
+)
+def test_a_fault_of_the_device_is_raised_for_it_would_stay(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, error: RuntimeError, sticks: bool
+) -> None:
+    executor = torch_executor(folder)
+
+    def broken(*given: object) -> None:
+        raise error
+
+    monkeypatch.setattr(executor.model, "forward", broken)
+    plan = PlanStream().plan(joined=[joined(0, [1, 2], [0])], chunks=[(0, 2, True)], chunk_tokens=[[1, 2]])
+    if sticks:
+        with pytest.raises(type(error)):
+            executor.execute(plan)
+    else:
+        failed = executor.execute(plan).error
+        assert failed is not None and failed["retry"]
+
+
+def test_a_row_whose_own_parameters_forbid_every_token_is_named(folder: Path) -> None:
+    executor = torch_executor(folder)
+    every = SamplingParams(min_tokens=2, stop_token_ids=tuple(range(executor.config.vocab_size)))
+    rows = [joined(0, [1, 2], [0], rid="a"), joined(1, [1, 2], [1], rid="b", params=every)]
+    plan = PlanStream().plan(joined=rows, chunks=[(0, 2, True), (1, 2, True)], chunk_tokens=[[1, 2]] * 2)
+    failed = executor.execute(plan).error
+    assert failed is not None and failed["rows"] == (1,)
 
 
 def test_whatever_a_model_raises_becomes_a_failed_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -95,6 +95,27 @@ def test_choices_are_drawn_apart_and_a_seed_draws_them_again(llm: LLM) -> None:
     assert len({answer.token_ids for answer in first}) == 3
 
 
+def test_seeds_are_of_64_bits_for_every_choice(llm: LLM) -> None:
+    last = SamplingParams(max_tokens=8, n=2, seed=2**64 - 1, ignore_eos=True)
+    wrapped = llm.generate("draw", last, use_tqdm=False)[1]
+    (alone,) = llm.generate("draw", SamplingParams(max_tokens=8, seed=0, ignore_eos=True), use_tqdm=False)
+    assert wrapped.token_ids == alone.token_ids
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"temperature": float("nan")}, {"temperature": -1.0}, {"top_p": 2}, {"n": 0}, {"max_tokens": 1.5},
+        {"top_k": "x"}, {"seed": 2**64}, {"repetition_penalty": 0.0}, {"logit_bias": {"a": 1.0}},
+        {"logit_bias": {1: float("inf")}},
+        {"stop_token_ids": [-1]},
+    ],
+)  # fmt: skip
+def test_parameters_out_of_range_are_refused_by_name(llm: LLM, wrong: dict) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        llm.generate("a", SamplingParams(**wrong), use_tqdm=False)
+
+
 def test_parameters_may_differ_by_prompt(llm: LLM) -> None:
     params = [SamplingParams(max_tokens=count, temperature=0.0, ignore_eos=True) for count in (2, 5)]
     answers = llm.generate(["a", "b"], params, use_tqdm=False)

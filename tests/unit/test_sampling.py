@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leftfold.events import SamplingParams
+from leftfold.executor.errors import RowError
 from leftfold.executor.mirrors import DeviceState
 from leftfold.executor.sampler import Sampler, adjust, is_adjusted
 from leftfold.kernels.sampling import Draw, sample, uniform
@@ -151,6 +152,45 @@ def adjusted(logits: list[float], params: SamplingParams, prompt=(), generated=(
     row = torch.tensor(logits)
     adjust(row, params, np.array(prompt, dtype=np.int64), np.array(generated, dtype=np.int64))
     return row.tolist()
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e-50, 5e-324])
+def test_the_coldest_temperature_draws_the_likeliest(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, float("-inf"), 2.9999], [-9.0, -9.0, -8.0, -9.5]])
+    assert sample(logits, draw_of(2, [0.999, 0.5], temperature)).tolist() == [1, 2]
+
+
+@given(st.floats(0.0, 100.0), st.integers(0, 2**32))
+def test_every_temperature_draws_a_token_that_is_allowed(temperature: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    logits = torch.from_numpy(random.normal(size=(4, 9)) * 10).float()
+    logits[:, 5:] = float("-inf")
+    assert max(sample(logits, draw_of(4, random.random(4), temperature)).tolist()) < 5
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(repetition_penalty=1e-42),
+        SamplingParams(temperature=0.0, repetition_penalty=1e-42),
+        SamplingParams(min_tokens=3, stop_token_ids=(0, 1, 2)),
+        SamplingParams(temperature=0.0, min_tokens=3, stop_token_ids=(0, 1, 2)),
+    ],
+)
+def test_a_row_with_nothing_to_draw_is_named(params: SamplingParams) -> None:
+    state, stream = DeviceState(8, 4), PlanStream()
+    fine = SamplingParams(presence_penalty=0.5)
+    rows = [joined(slot, [2, 1], [slot], prompt_len=1, params=p) for slot, p in enumerate((fine, params, fine))]
+    plan = stream.plan(joined=rows, chunks=[(slot, 2, True) for slot in range(3)], chunk_tokens=[[2, 1]] * 3)
+    state.apply_deltas(plan)
+    with pytest.raises(RowError) as caught:
+        Sampler(sample).draw(torch.tensor([[0.0, 3.0, 1.0]]).repeat(3, 1), state, np.arange(3), np.full(3, 2))
+    assert caught.value.rows == (1,)
+
+
+def test_a_bias_comes_before_penalties() -> None:
+    both = SamplingParams(repetition_penalty=2.0, logit_bias={0: 4.0})
+    assert adjusted([-2.0, 1.0], both, [0]) == [1.0, 1.0]
 
 
 def test_penalties_bias_and_min_tokens() -> None:

@@ -9,9 +9,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
-from leftfold.executor.config import ModelConfig, from_hugging_face
+from leftfold.executor.config import ARCHITECTURES, ModelConfig, from_gguf, from_hugging_face
 from leftfold.executor.errors import ModelError
 from leftfold.executor.torch_executor import TorchExecutor
 from leftfold.executor.weights import load
@@ -217,10 +219,18 @@ BASE = {
         ({"hidden_act": "gelu"}, "activation 'gelu' is not supported"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantized by 'awq' are not supported"),
         ({"rope_scaling": {"type": "yarn", "factor": 2}}, "rope scaling type 'yarn' is not supported"),
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "'llama3' lacks 'low_freq_factor'"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 2}}, "rope_scaling lacks 'low_freq_factor'"),
         ({"partial_rotary_factor": 0.5}, "rotated in part"),
         ({"vocab_size": None}, "config.json lacks 'vocab_size'"),
-        ({"num_hidden_layers": 0}, "num_layers = 0"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers = 0; it must be a whole number from 1 to 10000"),
+        ({"num_attention_heads": 0}, "num_attention_heads = 0"),
+        ({"hidden_size": "64"}, "hidden_size = '64'"),
+        ({"rope_scaling": "x"}, "rope_scaling = 'x'; it must be an object"),
+        ({"rope_theta": "a"}, "rope_theta = 'a'; it must be a number above 0"),
+        ({"eos_token_id": "x"}, "eos_token_id = 'x'; it must be a token id"),
+        ({"max_position_embeddings": 0}, "max_position_embeddings = 0"),
+        ({"sliding_window": "x"}, "sliding_window = 'x'"),
+        ({"hidden_size": 8, "num_attention_heads": 16, "num_key_value_heads": 16}, "head_dim = 0"),
         ({"num_key_value_heads": 3}, "2 attention heads cannot share 3"),
         ({"head_dim": 7}, "head size 7 cannot be rotated"),
     ],
@@ -229,6 +239,44 @@ def test_what_is_not_supported_is_said(fields: dict, message: str) -> None:
     config = {key: value for key, value in (BASE | fields).items() if value is not None}
     with pytest.raises(ModelError, match=message):
         from_hugging_face(config)
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+)
+RICH = {
+    **BASE, "head_dim": 4, "num_key_value_heads": 1, "rms_norm_eps": 1e-5, "rope_theta": 1e4, "hidden_act": "silu",
+    "rope_scaling": None, "rope_parameters": None, "sliding_window": 16, "use_sliding_window": True,
+    "max_window_layers": 1, "layer_types": None, "eos_token_id": 2, "tie_word_embeddings": True, "model_type": "llama",
+    "quantization_config": None, "partial_rotary_factor": 1.0,
+}  # fmt: skip
+GGUF = {
+    "general.architecture": "llama", "llama.attention.head_count": 4, "llama.embedding_length": 32,
+    "llama.block_count": 2, "llama.attention.key_length": 8, "llama.rope.dimension_count": 8,
+    "llama.feed_forward_length": 64, "llama.attention.head_count_kv": 2, "llama.context_length": 128,
+    "llama.attention.layer_norm_rms_epsilon": 1e-5, "llama.rope.freq_base": 1e4, "llama.rope.scaling.type": "linear",
+    "llama.rope.scaling.factor": 2.0, "llama.attention.sliding_window": 4, "tokenizer.ggml.eos_token_id": 2,
+}  # fmt: skip
+
+
+@given(st.data())
+def test_malformed_configurations_are_model_errors_or_sound(data: st.DataObject) -> None:
+    gguf_file = data.draw(st.booleans())
+    whole = GGUF if gguf_file else RICH | {"architectures": [data.draw(st.sampled_from(sorted(ARCHITECTURES)))]}
+    changed = whole | {
+        key: data.draw(ANYTHING) for key in data.draw(st.sets(st.sampled_from(sorted(whole)), max_size=3))
+    }
+    try:
+        read = from_gguf(changed, {"token_embd.weight": (50, 32)}) if gguf_file else from_hugging_face(changed)
+    except ModelError as error:
+        assert str(error)
+        return
+    sizes = (read.vocab_size, read.hidden_size, read.num_heads, read.head_dim, read.max_positions, *read.eos_token_ids)
+    assert all(type(size) is int for size in sizes) and len(read.windows) == read.num_layers
+    assert all(window is None or (type(window) is int and window > 0) for window in read.windows)
+    speeds = inverse_frequencies(min(read.head_dim - read.head_dim % 2, 64), read.rope_theta, read.rope_scaling)
+    assert bool(torch.isfinite(speeds).all())
 
 
 def test_rope_is_read_from_old_and_new_keys() -> None:
