@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from leftfold.events import Admit, ForwardDone, SamplingParams, Tick
-from leftfold.fsm import POLICIES, Config, Policy, State, admitting, register, step
+from leftfold.fsm import POLICIES, Config, Policy, State, admitting, step
 from leftfold.fsm.policy import MAX_OVERTAKEN
 
 BOUND = 5
@@ -20,8 +20,8 @@ def last_come(request: object) -> tuple[int, ...]:
 
 
 @pytest.fixture
-def policies() -> None:
-    register("last", Policy(last_come))
+def policies(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "last", Policy(last_come))
 
 
 def overtaken(policy: str, depth: int, rng: Random, rows: int = 2) -> Counter[str]:
