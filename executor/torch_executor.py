@@ -28,6 +28,14 @@ from leftfold.kernels.registry import Kernels
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
+def resolve_dtype(dtype: str, kind: str) -> str:
+    """A name in `DTYPES`: "auto" is float32 on a CPU and bfloat16 on devices of another kind. Raises `ModelError`."""
+    name = ("float32" if kind == "cpu" else "bfloat16") if dtype == "auto" else dtype
+    if name not in DTYPES:
+        raise ModelError(f"dtype {dtype!r} is unknown; there are: auto, {', '.join(DTYPES)}")
+    return name
+
+
 class TorchExecutor:
     """Model and paged KV memory (`resident`), mirrors, sampler, control verbs (`controls`).
 
@@ -53,9 +61,7 @@ class TorchExecutor:
         if threads is not None:
             torch.set_num_threads(threads)
         kind = torch.device(device).type
-        name = ("float32" if kind == "cpu" else "bfloat16") if dtype == "auto" else dtype
-        if name not in DTYPES:
-            raise ModelError(f"dtype {dtype!r} is unknown; there are: auto, {', '.join(DTYPES)}")
+        name = resolve_dtype(dtype, kind)
         loaded = model if isinstance(model, LoadedModel) else load(model)
         chosen = Kernels(kind, name, kernels)
         self.resident = Resident(

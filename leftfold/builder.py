@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,15 @@ from leftfold.errors import ConfigurationError
 from leftfold.events import EventLog, LogError, LogLocked, TornTail
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ExecutorError
-from leftfold.executor.torch_executor import DTYPES, TorchExecutor
+from leftfold.executor.models.llama import KVMemory
+from leftfold.executor.torch_executor import DTYPES, TorchExecutor, resolve_dtype
 from leftfold.executor.weights import load
 from leftfold.fsm import Config, ConfigError
 from leftfold.hub import ResolvedModel, resolve
 from leftfold.identity import check_beginning, identity
 from leftfold.keeping import CommittedLog, NoLog
-from leftfold.kernels.registry import KernelError
+from leftfold.kernels.attention import SCORE_BYTES
+from leftfold.kernels.registry import KernelError, parse_overrides
 from leftfold.options import EngineOptions
 from leftfold.replay import policies
 
@@ -33,10 +35,10 @@ logger = logging.getLogger("leftfold.builder")
 
 PAGE_SIZE = 16
 MAX_NUM_SEQS = 64
-TOKENS_PER_SEQUENCE = 512
+TOKENS_PER_SEQUENCE = {"cpu": 256, "cuda": 512}
 """KV tokens per running request that the default size provides."""
 SHARE = {"cpu": 0.25, "cuda": 0.85}
-"""Share of free memory that the default KV size may take."""
+"""Share that the default KV size may take of what weights and work leave free."""
 STEP_TOKENS = {"cpu": 128, "cuda": 8192}
 """Default tokens per step. Whoever is being answered waits for whole steps, so they should be short: with the default
 model on two busy cores, 3,000 tokens of prompt take as long in steps of 128 as in steps of 512 (35 s and 37 s), but
@@ -46,7 +48,7 @@ the longest step takes 3 s instead of 10.
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a model runs. `free`: bytes of memory that are free there."""
+    """Where a model runs. `free`: bytes of memory that are free there before it is loaded."""
 
     device: str
     dtype: str
@@ -93,7 +95,7 @@ def _identity(found: ResolvedModel) -> str:
 def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, Config]:
     try:
         weights = load(found.path)
-        machine = _machine(chosen)
+        machine = machine_of(chosen)
         config = size_config(chosen, weights.config, machine)
         executor = TorchExecutor(
             weights,
@@ -103,7 +105,7 @@ def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, C
             dtype=machine.dtype,
             device=machine.device,
             threads=chosen.threads,
-            kernels=_kernels(chosen.kernels),
+            kernels=parse_overrides(chosen.kernels) if chosen.kernels is not None else None,
         )
     except (ExecutorError, ConfigError, KernelError) as error:
         raise ConfigurationError(str(error)) from error
@@ -161,7 +163,10 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
     if max_model_len > model.max_positions:
         raise ConfigurationError(f"--max-model-len {max_model_len} is beyond the model's {model.max_positions}")
     max_running = options.max_num_seqs or MAX_NUM_SEQS
-    tokens = _kv_tokens(options, model, machine, page_size, max_running, max_model_len)
+    step_tokens = options.max_num_batched_tokens or _step_tokens(machine, max_running)
+    free = max(0, machine.free - weight_bytes(model, machine.dtype) - work_bytes(model, step_tokens, max_running))
+    room = Machine(machine.device, machine.dtype, free)
+    tokens = _kv_tokens(options, model, room, page_size, max_running, max_model_len)
     if tokens < page_size:
         raise ConfigurationError(f"KV memory for {tokens} tokens is less than one page of {page_size}")
     if tokens < max_model_len:
@@ -174,7 +179,7 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
         num_pages=tokens // page_size,
         page_size=page_size,
         max_running=max_running,
-        max_batch_tokens=options.max_num_batched_tokens or _step_tokens(machine, max_running),
+        max_batch_tokens=step_tokens,
         max_model_len=max_model_len,
         max_chunk_tokens=options.max_chunk_tokens,
         pipeline_depth=options.pipeline_depth,
@@ -199,16 +204,26 @@ def _policy(name: str) -> str:
         raise ConfigurationError(f"--policy: {error}") from error
 
 
-def token_bytes(model: ModelConfig, dtype: str) -> int:
-    """Bytes of KV memory per token: keys and values of every layer."""
-    return 2 * model.num_layers * model.num_kv_heads * model.head_dim * DTYPES[dtype].itemsize
+def weight_bytes(model: ModelConfig, dtype: str) -> int:
+    """Bytes that the weights will take: the matrices, the head with its own copy where it is tied."""
+    heads = model.head_dim * (2 * model.num_heads + 2 * model.num_kv_heads)
+    layer = model.hidden_size * (heads + 3 * model.intermediate_size)
+    return (2 * model.vocab_size * model.hidden_size + model.num_layers * layer) * DTYPES[dtype].itemsize
+
+
+def work_bytes(model: ModelConfig, step_tokens: int, rows: int) -> int:
+    """Bytes that a step may take beside weights and KV memory, roughly: activations, scores, attention's scratch."""
+    activations = step_tokens * (4 * model.intermediate_size + 8 * model.hidden_size) * 4
+    scores = 4 * rows * model.vocab_size * 4
+    return activations + scores + 8 * SCORE_BYTES
 
 
 def _kv_tokens(
     options: EngineOptions, model: ModelConfig, machine: Machine, page_size: int, max_running: int, longest: int
 ) -> int:
     """Tokens of KV memory: as asked, or enough for every row at a modest length and one at full, if memory allows."""
-    each = token_bytes(model, machine.dtype)
+    each = KVMemory.bytes_per_page(model, 1, DTYPES[machine.dtype])
+    kind = machine.device.partition(":")[0]
     if options.kv_tokens is not None and options.kv_memory is not None:
         raise ConfigurationError("--kv-tokens and --kv-memory say the same thing: give one of them")
     if options.kv_tokens is not None:
@@ -220,16 +235,17 @@ def _kv_tokens(
                 f"--kv-memory {options.kv_memory} is less than one page of {page_size} tokens, {page_size * each} bytes"
             )
     else:
-        wanted = max(longest + page_size, max_running * min(longest, TOKENS_PER_SEQUENCE))
-        return max(page_size, min(wanted, int(machine.free * SHARE[machine.device.partition(":")[0]]) // each))
+        wanted = max(longest + page_size, max_running * min(longest, TOKENS_PER_SEQUENCE[kind]))
+        return max(page_size, min(wanted, int(machine.free * SHARE[kind]) // each))
     if tokens * each > machine.free:
         raise ConfigurationError(
-            f"KV memory for {tokens} tokens takes {tokens * each >> 20} MiB, but only {machine.free >> 20} MiB are free"
+            f"KV memory for {tokens} tokens takes {tokens * each >> 20} MiB, but only {machine.free >> 20} MiB are "
+            "free beside the weights"
         )
     return tokens
 
 
-def _machine(options: EngineOptions) -> Machine:
+def machine_of(options: EngineOptions) -> Machine:
     device = options.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -238,12 +254,8 @@ def _machine(options: EngineOptions) -> Machine:
         raise ConfigurationError(f"device {device!r} is unknown: choose auto, cpu or cuda")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError("--device cuda: PyTorch finds no CUDA device here")
-    dtype = options.dtype
-    if dtype == "auto":
-        dtype = "float32" if kind == "cpu" else "bfloat16"
-    if dtype not in DTYPES:
-        raise ConfigurationError(f"dtype {dtype!r} is unknown: choose auto, {', '.join(DTYPES)}")
-    return Machine(device, dtype, torch.cuda.mem_get_info()[0] if kind == "cuda" else free_memory())
+    free = torch.cuda.mem_get_info(torch.device(device))[0] if kind == "cuda" else free_memory()
+    return Machine(device, resolve_dtype(options.dtype, kind), free)
 
 
 def free_memory() -> int:
@@ -258,14 +270,4 @@ def free_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-def _kernels(text: str | None) -> Mapping[str, str] | None:
-    """`attention=reference,sampling=reference` as a mapping."""
-    if text is None:
-        return None
-    pairs = [part.partition("=") for part in text.split(",")]
-    if not all(operation and equals and name for operation, equals, name in pairs):
-        raise ConfigurationError(f"--kernels {text!r}: expected operation=kernel, separated by commas")
-    return {operation.strip(): name.strip() for operation, _, name in pairs}
-
-
-__all__ = ["Machine", "build_engine", "open_existing_log", "open_log", "size_config", "token_bytes"]
+__all__ = ["Machine", "build_engine", "open_existing_log", "open_log", "size_config", "weight_bytes", "work_bytes"]

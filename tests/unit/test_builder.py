@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from leftfold.builder import Machine, build_engine, open_log, size_config, token_bytes
+from leftfold.builder import Machine, build_engine, machine_of, open_log, size_config, weight_bytes, work_bytes
 from leftfold.errors import ConfigurationError
 from leftfold.events import Admit, EventLog, Started
 from leftfold.executor.config import ModelConfig
+from leftfold.executor.torch_executor import TorchExecutor
+from leftfold.executor.weights import load
 from leftfold.hub import resolve
 from leftfold.identity import check_model, identity
 from leftfold.keeping import CommittedLog, NoLog
@@ -31,8 +34,11 @@ def sized(machine: Machine = ROOMY, **options: Any) -> Any:
     return size_config(EngineOptions(**options), MODEL, machine)
 
 
-def test_a_token_takes_keys_and_values_of_every_layer() -> None:
-    assert token_bytes(MODEL, "float32") == EACH and token_bytes(MODEL, "bfloat16") == EACH // 2
+def test_weights_are_counted_before_the_kv_memory(tiny: Path) -> None:
+    loaded = load(tiny)
+    executor = TorchExecutor(loaded, num_pages=1, page_size=4, max_model_len=16)
+    assert weight_bytes(loaded.config, "float32") == pytest.approx(executor.model.nbytes, rel=0.05)
+    assert weight_bytes(MODEL, "bfloat16") * 2 == weight_bytes(MODEL, "float32")
 
 
 def test_limits_of_the_line_and_of_the_planner_are_passed_on() -> None:
@@ -44,7 +50,7 @@ def test_limits_of_the_line_and_of_the_planner_are_passed_on() -> None:
 def test_defaults_hold_one_full_request_and_many_modest_ones() -> None:
     config = sized()
     assert (config.page_size, config.max_model_len, config.vocab_size) == (16, 2048, 100)
-    assert config.num_pages * 16 == config.max_running * 512
+    assert config.num_pages * 16 == config.max_running * 256
     few = sized(max_num_seqs=1)
     assert few.num_pages * 16 >= 2048
 
@@ -57,9 +63,24 @@ def test_a_step_is_short_by_default_but_has_room_for_prompts_beside_every_row() 
 
 
 def test_little_memory_bounds_the_default(caplog: pytest.LogCaptureFixture) -> None:
-    config = sized(Machine("cpu", "float32", free=4 * 1000 * EACH))
+    taken = weight_bytes(MODEL, "float32") + work_bytes(MODEL, 128, 64)
+    config = sized(Machine("cpu", "float32", free=taken + 4 * 1000 * EACH))
     assert config.num_pages == 1000 // 16
     assert "less than max_model_len 2048" in caplog.text
+
+
+def test_no_room_beside_the_weights_leaves_a_page_and_refuses_more() -> None:
+    full = Machine("cpu", "float32", free=weight_bytes(MODEL, "float32"))
+    assert sized(full).num_pages == 1
+    with pytest.raises(ConfigurationError, match="only 0 MiB are free beside the weights"):
+        sized(full, kv_tokens=1600)
+
+
+def test_memory_is_that_of_the_device_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    free = {torch.device("cuda:0"): 7, torch.device("cuda:1"): 1 << 30}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free[device], 1 << 31))
+    assert machine_of(EngineOptions(device="cuda:1")) == Machine("cuda:1", "bfloat16", 1 << 30)
 
 
 def test_kv_size_is_taken_as_given_rounded_to_pages(caplog: pytest.LogCaptureFixture) -> None:
@@ -75,7 +96,7 @@ def test_kv_size_is_taken_as_given_rounded_to_pages(caplog: pytest.LogCaptureFix
         ({"kv_tokens": 15}, "KV memory for 15 tokens is less than one page of 16"),
         ({"kv_memory": 16 * EACH - 1}, f"--kv-memory {16 * EACH - 1} is less than one page of 16 tokens"),
         ({"kv_tokens": 99, "kv_memory": 99}, "give one of them"),
-        ({"kv_tokens": 1 << 40}, "only 16384 MiB are free"),
+        ({"kv_tokens": 1 << 40}, "only 163.. MiB are free beside the weights"),
         ({"max_model_len": 2049}, "beyond the model's 2048"),
     ],
 )
@@ -110,7 +131,7 @@ def test_options_are_taken_from_any_object_that_has_them() -> None:
         ({"durability": "strict"}, "not supported yet"),
         ({"device": "tpu"}, "device 'tpu' is unknown"),
         ({"dtype": "int3"}, "dtype 'int3' is unknown"),
-        ({"kernels": "attention"}, "expected operation=kernel"),
+        ({"kernels": "attention"}, "not of the form operation=name"),
         ({"kernels": "foo=bar"}, "unknown operation 'foo'"),
         ({"pipeline_depth": 3}, "pipeline_depth 3"),
     ],
