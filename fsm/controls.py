@@ -146,7 +146,7 @@ def _reconfigure(state: State, event: Reconfigure) -> Ack:
     """Change limits, or refuse the whole. Rows over the new limits go back in line, the worst ranked first."""
     try:
         config = _changed(state.config, event.set)
-    except ConfigError as error:
+    except (ConfigError, TypeError) as error:  # TypeError: a value that cannot even be compared
         return Ack(event.call, False, str(error))
     state.config = config
     state.widen(config.slots)

@@ -238,7 +238,10 @@ class Engine:
         if error is not None and error.get("retry") and not error.get("rows") and self._is(oldest, result.step):
             error = self._judged(error, self._losses.failed(places(oldest)))
         for op, info, fault in result.controls:
-            self._record(ControlDone(t=self._now(), op=op, info=info, error=fault))
+            try:
+                self._record(ControlDone(t=self._now(), op=op, info=info, error=fault))
+            except (TypeError, ValueError):  # an answer that no record can hold is told as text
+                self._record(ControlDone(t=self._now(), op=op, info=repr(info), error=fault and str(fault)))
         self._forward_done(result.step, result.tokens, result.digest, error, result.attachments)
         if self.state.executor_present:
             if error is None and self._losses:
