@@ -1,0 +1,5 @@
+"""`python -m leftfold` is `leftfold`."""
+
+from leftfold.cli import main
+
+raise SystemExit(main())
