@@ -201,7 +201,7 @@ class Rules:
     def control(self, world: World) -> Command:
         """One of the control calls that this run knows."""
         kind = self.rng.choice(self.controls)
-        fields = _FIELDS.get(kind)
+        fields = FIELDS.get(kind)
         return ("control", {"kind": kind, **(self.rng.choice(fields) if fields else {})})
 
     def let_go(self, world: World) -> Command:
@@ -235,7 +235,7 @@ _CALLS: Sequence[Sequence[str]] = (
 )
 """Kinds of control calls that a run knows."""
 _TAGS: Sequence[dict[str, Any]] = ({}, {"tags": ["kv"]}, {"tags": ["weights"]}, {"tags": ["kv", "weights"]})
-_FIELDS: dict[str, Sequence[dict[str, Any]]] = {
+FIELDS: dict[str, Sequence[dict[str, Any]]] = {
     "Pause": ({"mode": "wait"}, {"mode": "wait"}, {"mode": "keep"}, {"mode": "keep"}, {"mode": "abort"}, {"mode": "?"}),
     "Sleep": (*_TAGS, *_TAGS, {"tags": []}, {"tags": ["disk"]}),
     "Wake": (*_TAGS, {"tags": ["all"]}),

@@ -13,6 +13,7 @@ from leftfold.fsm import Gate
 from leftfold.fsm.policy import POLICIES
 from leftfold.replay.fuzzing import World
 from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILED_PLANS, SPOILS, STRAYS
+from leftfold.replay.fuzzing.rules import FIELDS
 
 RIDS = st.sampled_from("abcd")
 LIMITS = {
@@ -32,6 +33,7 @@ CONFIGS = st.fixed_dictionaries(
         "max_queued_requests": st.integers(1, 3),
         "max_queued_tokens": st.integers(1, 30),
         "vocab": st.sampled_from((2, 50, 1 << 20)),
+        "growth_horizon": st.integers(0, 9),
     },
 )
 # A prompt is a stretch of one of two long texts, with a tail: equal prefixes are common.
@@ -48,11 +50,19 @@ EXTRAS = st.fixed_dictionaries(
         "epoch": st.integers(0, 2),
         "min_tokens": st.integers(0, 4),
         "priority": st.integers(0, 2),
+        "n": st.integers(1, 3),
+        "tenant": st.sampled_from("xy"),
         "deadline": st.integers(1, 20),
         "queue_deadline": st.integers(1, 20),
         "cache": st.sampled_from(("use", "read", "off")),
         "salt": st.sampled_from(("", "s")),
     },
+)
+
+
+CALLS = st.one_of(
+    *[st.tuples(st.just(kind), st.sampled_from(fields)) for kind, fields in FIELDS.items()],
+    *[st.tuples(st.just(kind), st.just({})) for kind in CONTROLS if kind != "Shutdown" and kind not in FIELDS],
 )
 
 
@@ -122,9 +132,26 @@ class Machine(RuleBasedStateMachine):
     def stray(self, kind: str) -> None:
         self.world.stray(kind)
 
-    @rule(kind=st.sampled_from(sorted(set(CONTROLS) - {"Shutdown"})))
-    def control(self, kind: str) -> None:
-        self.world.control(kind)
+    @rule(call=CALLS)
+    def control(self, call: tuple[str, dict[str, Any]]) -> None:
+        kind, fields = call
+        self.world.control(kind, **fields)
+
+    @rule()
+    def done_with_a_late_end(self) -> None:
+        self.world.done(late=True)
+
+    @rule()
+    def late_ends(self) -> None:
+        self.world.late_ends()
+
+    @rule(behind=st.integers(-1, 2))
+    def stray_control(self, behind: int) -> None:
+        self.world.stray_control(behind)
+
+    @rule(rid=RIDS, choice=st.integers(0, 1))
+    def abort_a_choice(self, rid: str, choice: int) -> None:
+        self.world.abort(rid, choice=choice)
 
     @rule(kind=st.sampled_from(ODD_ADMITS))
     def odd_admit(self, kind: str) -> None:

@@ -6,16 +6,20 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
 from leftfold import cli
 from leftfold.cli import COMMANDS, main
 from leftfold.events import EventLog
-from leftfold.fsm import TRANSITIONS
+from leftfold.fsm import GATES, TRANSITIONS
 from tests.logs import record
+
+SVG = "{http://www.w3.org/2000/svg}"
 
 
 @pytest.fixture
@@ -78,6 +82,11 @@ def one_object(text: str) -> Any:
         ("log", "stat"),
         ("log", "verify", "/nonexistent/log"),
         ("fsm", "--format", "picture"),
+        ("fsm", "--machine", "coffee"),
+        ("bench", "control", "--policy", "magic"),
+        ("bench", "control", "--depth", "3"),
+        ("bench", "control", "--waiting", "-1"),
+        ("bench", "control", "--waiting", "1", "--churn", "0.1"),
         ("models", "x"),
         ("chat", "--url", "ftp://x"),
         ("chat", "--url", "http://127.0.0.1:9"),
@@ -253,6 +262,45 @@ def test_fsm_draws_every_edge_of_the_table(capsys: pytest.CaptureFixture[str]) -
     for (phase, trigger), target in TRANSITIONS.items():
         assert trigger.value in drawing and trigger.value in table
         assert f"{phase.name if phase else '[*]'} --> {target.name}: " in drawing
+
+
+def test_fsm_draws_the_engine_machine_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("fsm", "--machine", "engine") == 0
+    drawing = capsys.readouterr().out
+    assert "[*] --> RUNNING\n" in drawing
+    for (gate, trigger), target in GATES.items():
+        assert trigger.value in drawing and f"{gate.name} --> {target.name}: " in drawing
+
+
+@pytest.mark.parametrize(("machine", "table"), [("request", TRANSITIONS), ("engine", GATES)])
+def test_the_svg_has_a_line_for_every_state_and_an_arrow_for_every_edge(
+    machine: str, table: Mapping[Any, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("fsm", "--machine", machine, "--format", "svg") == 0
+    root = ElementTree.fromstring(capsys.readouterr().out)
+    names = {text.text for text in root.iter(f"{SVG}text") if text.get("class") == "name"}
+    assert names == {target.name for target in table.values()}
+    across = {}
+    boxes = [box for box in root.iter(f"{SVG}rect") if box.get("class") == "box"]
+    for box, text in zip(boxes, (text for text in root.iter(f"{SVG}text") if text.get("class") == "name"), strict=True):
+        across[text.text] = int(text.get("x", "0"))
+        assert abs(int(box.get("x", "0")) + int(box.get("width", "0")) / 2 - across[text.text]) <= 1
+    arrows = [path.get("d", "") for path in root.iter(f"{SVG}path") if path.get("marker-end")]
+    pairs = {(source.name if source else "", target.name) for (source, _), target in table.items()}
+    assert len(arrows) == len(pairs | ({("", "RUNNING")} if machine == "engine" else set()))
+    for source, target in pairs:
+        if source and source != target:
+            near = across[target] + (-2 if across[target] > across[source] else 2)
+            assert any(d.startswith(f"M{across[source]} ") and f" L{near} " in d for d in arrows), (source, target)
+
+
+def test_bench_control_measures_depths_policies_and_crowds(capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--rows", "4", "--steps", "8", "--depth", "2", "--policy", "edf", "--waiting", "30", "--no-peers")
+    assert run("bench", "control", *options, "--json") == 0
+    found = one_object(capsys.readouterr().out)
+    assert (found["depth"], found["policy"], found["waiting"]) == (2, "edf", 30)
+    (row,) = found["rows"]
+    assert row["rows"] == 4 and row["us_per_step"] > 0 and row["us_per_admission"] > 0
 
 
 def test_models_lists_the_cache(
