@@ -175,7 +175,7 @@ def _what_is_wrong(file: Path, error: Exception) -> str:
 
 def _begins_as_gguf(file: Path) -> bool:
     with file.open("rb") as opened:
-        return opened.read(4) == b"GGUF"
+        return b"GGUF".startswith(opened.read(4))  # or as much of it as is there
 
 
 def _is_wanted(key: str) -> bool:

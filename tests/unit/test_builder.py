@@ -256,3 +256,19 @@ def test_two_models_of_one_name_do_not_share_a_log(tmp_path: Path) -> None:
         check_model(Started(t=0, model=a), b)
     with pytest.raises(ConfigurationError, match="holds model"):
         check_model(Started(t=0, model="else"), b)
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_what_the_options_say_of_live_requests_reaches_the_engine(tiny: Path, tmp_path: Path, resume: bool) -> None:
+    from leftfold.events import SamplingParams
+
+    options: dict[str, Any] = {"model": str(tiny), "log_dir": str(tmp_path / "log"), "kv_tokens": 512, "device": "cpu"}
+    first = build_engine(EngineOptions(**options))
+    first.start()
+    first.submit(Admit, rid="a", prompt=[1, 2], params=SamplingParams(max_tokens=9))
+    first.stop()
+    first.run()
+    second = build_engine(EngineOptions(resume=resume, **options))
+    second.start()
+    second.close()
+    assert [key[0] for key in second.state.live] == (["a"] if resume else [])

@@ -57,6 +57,13 @@ def test_a_port_in_use_is_one_line_before_anything_is_built(capsys: pytest.Captu
     assert f"127.0.0.1:{port}" in error and "--port" in error
 
 
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])  # of nobody, by their registries
+def test_an_address_that_is_not_ours_calls_for_another_host(host: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve(ServeOptions(host=host, port=0), "no.such.module:build") == REFUSED
+    error = capsys.readouterr().err
+    assert error.endswith("; choose another --host\n") and error.count("\n") == 1
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1"])
 def test_listeners_accept_at_once(host: str) -> None:
     try:

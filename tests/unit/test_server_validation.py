@@ -236,3 +236,10 @@ def test_tokenize_and_detokenize(app: App) -> None:
     ]:  # fmt: skip
         answer = app.post(path, body)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+@pytest.mark.parametrize("stop", ["", ["x", ""]])
+def test_an_empty_stop_string_is_called_so(app: App, stop: Any) -> None:
+    answer = app.complete(stop=stop)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "stop")
+    assert "a stop string must not be empty" in answer.json()["error"]["message"]
