@@ -57,12 +57,15 @@ def _is_default(value: Any, default: Any) -> bool:
     return default == () and (kind is list or kind is np.ndarray) and not len(value)
 
 
-def _present(record: Any, layout: Layout) -> dict[str, Any]:
+def _present(record: Any, where: str) -> dict[str, Any]:
+    """The fields that are not at their defaults. Raises `CodecError` for one that could not be read back."""
     out: dict[str, Any] = {}
-    for name, default in layout.fields:
+    for name, default, check in _LAYOUTS[type(record)].writes:
         value = getattr(record, name)
         if value is default:
             continue
+        if check is not None and not check(value):
+            _refuse(where, name, value)
         if type(value) is SamplingParams:
             encoded = params_json(value)
             if encoded != b"{}":
@@ -80,9 +83,12 @@ def _dumps(record: dict[str, Any]) -> bytes:
 
 
 def params_json(params: SamplingParams) -> bytes:
-    """Sampling parameters as JSON, defaults left out; computed once, since log and digest both need it."""
+    """Sampling parameters as JSON, defaults left out; computed once, since log and digest both need it.
+
+    Raises `CodecError` or `TypeError` for what could not be read back.
+    """
     if params._json is None:
-        object.__setattr__(params, "_json", _dumps(_present(params, _LAYOUTS[SamplingParams])))
+        object.__setattr__(params, "_json", _dumps(_present(params, "params")))
     encoded = params._json
     assert encoded is not None
     return encoded
@@ -94,7 +100,7 @@ def _without_epoch(row: Join | End) -> list[Any]:
 
 
 def _operation(op: Operation) -> dict[str, Any]:
-    return {"type": TAGS[type(op)], **_present(op, _LAYOUTS[type(op)])}
+    return {"type": TAGS[type(op)], **_present(op, "operation")}
 
 
 def plan_json(plan: Plan) -> bytes:
@@ -134,14 +140,6 @@ def _refuse(where: str, name: str, value: Any) -> NoReturn:
     raise CodecError(f"{where}: {name} {shown if len(shown) <= 80 else shown[:80] + '…'} is not of its kind")
 
 
-def _check_writable(record: Any, where: str) -> None:
-    """Raises `CodecError` for a record that could not be read back."""
-    for name, default, check in _LAYOUTS[type(record)].writes:
-        value = getattr(record, name)
-        if value is not default and not check(value):
-            _refuse(where, name, value)
-
-
 def encode(event: Event, seq: int | None = None) -> bytes:
     """One event as a JSON object: `{"seq":17,"t":…,"type":"forward_done",…}` (no `seq` when None).
 
@@ -164,10 +162,7 @@ def encode(event: Event, seq: int | None = None) -> bytes:
         if event.digest is not None:  # type: ignore[union-attr]
             out["digest"] = event.digest  # type: ignore[union-attr]
         return orjson.dumps(out, _contiguous, _OPTIONS)
-    _check_writable(event, TAGS[cls])
-    if cls is Admit:
-        _check_writable(event.params, "params")  # type: ignore[union-attr]
-    out.update(_present(event, _LAYOUTS[cls]))
+    out.update(_present(event, tag))
     return _dumps(out)
 
 

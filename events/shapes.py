@@ -34,7 +34,7 @@ class Layout:
     """The fields of one class of records, private ones and `t` left out.
 
     `fields`: name and default of each, in order. `reads`: what each field's value must pass, by name (None: anything).
-    `writes`: name, default and check of those that are looked at before they are written.
+    `writes`: name, default and check (None: anything) of each before it is written.
     """
 
     __slots__ = ("fields", "reads", "writes")
@@ -53,7 +53,7 @@ class Layout:
             writes.update({name: _is_writable_list if name in listed else _is_writable for name in judged})
             writes.update({name: _is_writable_prompt for name in judged if hints[name] == Tokens})
         found = [(name, default, writes[name]) for name, default in self.fields]
-        self.writes = tuple([(name, default, check) for name, default, check in found if check is not None])
+        self.writes = tuple(found)
         if "t" in hints:
             self.reads["t"] = None  # looked at first of all
 

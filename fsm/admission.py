@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from leftfold.events.codec import params_json
+from leftfold.events.codec import CodecError, params_json
 from leftfold.events.digest import canonical
 from leftfold.events.plan import TokenArray
 from leftfold.events.types import Admit, SamplingParams
@@ -197,7 +197,7 @@ def _check_writable(event: Admit) -> None:
     try:
         canonical([event.rid, event.epoch, event.tenant, event.cache_salt, event.want])
         params_json(event.params)
-    except TypeError as error:
+    except (TypeError, CodecError) as error:
         raise Refusal("invalid", f"the request cannot be written down: {error}") from None
 
 

@@ -10,16 +10,17 @@ from leftfold.fsm.request import Request
 
 
 class Line:
-    """Requests in line. `tokens`: of all of them. `overtakers`: arrivals, ascending, of those that joined past others.
+    """Requests in line. `keys`: one for each, so empty when nobody waits. `tokens`: of all of them. `overtakers`: arrivals, ascending, of those that joined past others.
 
     `ranked` False: ranks are arrivals, and one queue serves as both.
     """
 
-    __slots__ = ("_by_arrival", "_by_rank", "overtakers", "tokens")
+    __slots__ = ("_by_arrival", "_by_rank", "keys", "overtakers", "tokens")
 
     def __init__(self, ranked: bool) -> None:
         self._by_arrival = SortedQueue()
         self._by_rank = SortedQueue() if ranked else self._by_arrival
+        self.keys = self._by_arrival.keys
         self.overtakers: list[int] = []
         self.tokens = 0
 

@@ -39,7 +39,7 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
         return _control_alone(state, overdue, control)
     if not passing:
         return Plan(ends=deadline_ends(overdue)) if overdue else None
-    busy = overdue or state.suspects or state.waiting or state.prefilling or state.resting or control is not None
+    busy = overdue or state.suspects or state.waiting.keys or state.prefilling or state.resting or control is not None
     if busy or len(state.at_edge) > state.pool.usable:
         return (_apart if state.suspects else _plan)(Sketch(state, overdue, control, trace))
     return _same_rows(state) if state.decoding.seats else None

@@ -41,6 +41,8 @@ def matching(held: TokenArray, tokens: TokenArray) -> int:
 def extend_keys(keys: list[bytes], root: bytes, tokens: TokenArray, pages: int, page_size: int) -> None:
     """Extend `keys` in place to cover the first `pages` full pages of `tokens` (int32)."""
     done = len(keys)
+    if done >= pages:
+        return
     parent = keys[-1] if keys else root
     raw = tokens[done * page_size : pages * page_size].tobytes()
     width = page_size * tokens.itemsize

@@ -44,7 +44,7 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
     if type(event) is Tick:
         if plan is not None:
             execution = apply_plan(state, plan, outputs)
-            if not plan.empty:
+            if state.closing_at and not plan.empty:
                 stop_when_due(state, event.t, acks)
     elif type(event) is ForwardDone:
         forward_done(state, event, outputs, acks)

@@ -167,12 +167,13 @@ class State:
     @property
     def wake_at(self) -> int | None:
         """Absolute µs of the next deadline; none expires in a stopped engine."""
-        if self.gate is Gate.STOPPED:
+        keys, closing_at = self.deadlines.keys, self.closing_at
+        if not keys and not closing_at or self.gate is Gate.STOPPED:
             return None
-        key = self.deadlines.first_key
-        if self.closing_at:
-            return self.closing_at if key is None else min(self.closing_at, key[0])
-        return None if key is None else key[0]
+        if not keys:
+            return closing_at
+        due = keys[0][0]
+        return min(due, closing_at) if closing_at else due
 
     def widen(self, slots: int) -> None:
         """Make room for so many slots; those that are there stay."""

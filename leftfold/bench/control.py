@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rows", default="1,32,256,1024", help="batch sizes, with commas (default %(default)s)")
     parser.add_argument("--steps", type=int, default=400, help="steps measured for each (default %(default)s)")
     parser.add_argument("--churn", type=float, default=0.0, help="share of rows that end and join per step (0.005)")
-    parser.add_argument("--depth", type=int, default=0, help="steps planned ahead of the last result (default %(default)s)")
+    parser.add_argument("--depth", type=int, default=0, help="steps planned ahead of results (default %(default)s)")
     parser.add_argument("--policy", default="fcfs", help="who is admitted first (default %(default)s)")
     parser.add_argument("--waiting", type=int, default=0, metavar="N",
                         help="so many requests wait that cannot be admitted yet (default %(default)s)")
@@ -185,8 +185,7 @@ class _Engine:
         self.log.append(tick)
         execution = apply(state, tick, plan).plan
         assert execution is not None
-        sampling = state.in_flight[-1].rows
-        self.flying.append((execution, len(sampling.decode) + sum(chunk.samples for chunk in sampling.chunks)))
+        self.flying.append((execution, state.in_flight[-1].expected))
         return True
 
     def crowd(self, count: int) -> float:
