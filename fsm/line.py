@@ -10,9 +10,9 @@ from leftfold.fsm.request import Request
 
 
 class Line:
-    """Requests in line. `keys`: one for each, so empty when nobody waits. `tokens`: of all of them. `overtakers`: arrivals, ascending, of those that joined past others.
-
-    `ranked` False: ranks are arrivals, and one queue serves as both.
+    """Requests in line. `keys`: one for each, so empty when nobody waits. `tokens`: of all of them. `overtakers`:
+    arrivals, ascending, of those that joined past others. `ranked` False: ranks are arrivals, and one queue serves as
+    both.
     """
 
     __slots__ = ("_by_arrival", "_by_rank", "keys", "overtakers", "tokens")
