@@ -99,12 +99,12 @@ def need(sketch: Sketch, request: Request, draft: Draft) -> tuple[int, list[int]
 def _join(sketch: Sketch, request: Request, reserve: int) -> bool:
     size, draft, count = sketch.config.page_size, sketch.draft, len(request.tokens)
     published = sketch.state.pool.published_ever
-    if request.seen is not None and sketch.trace is None:
-        most = request.seen[0] + published - request.seen[1]  # no more can be found than then, and published since
+    if request.seen is not None and request.seen[1] == published and sketch.trace is None:
+        most = request.seen[0]  # nothing was published since; one page may make many findable, so no sum says more
         if demand(min(count + 1, request.limit - 1), size) - most > draft.usable - reserve:
             return False
     wanted, found = need(sketch, request, draft)
-    request.seen = (len(found), published)
+    request.seen = None if draft.evicted else (len(found), published)  # this plan's evictions may never happen
     available = draft.usable - (draft.unheld(found) if found else 0) - reserve
     if wanted > available:
         text = f"{wanted} pages are needed, {available} are to be had beside {reserve} kept for rows that run"

@@ -15,6 +15,7 @@ from leftfold.fsm.limits import Config, ConfigError
 from leftfold.fsm.line import Line
 from leftfold.fsm.policy import POLICIES, fcfs
 from leftfold.fsm.prefix import namespace
+from leftfold.fsm.rows import RowSet
 from leftfold.fsm.seating import put_back
 from leftfold.fsm.state import ControlCall, State
 
@@ -179,3 +180,4 @@ def rank_anew(state: State) -> None:
     for request in waiting:
         line.add(request)
     state.waiting = line
+    state.decoding = RowSet(state.decoding.seats, state.decoding.slots)

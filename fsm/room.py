@@ -67,8 +67,12 @@ def make_way(sketch: Sketch) -> None:
     flight names are left out, and give way when its result is in.
     """
     head = next(eligible(sketch), None)
-    classes = [seat.request.rank[0] for seat in (*sketch.decoding.seats, *sketch.prefilling)]
-    if head is None or max(classes, default=head.rank[0]) <= head.rank[0] or _fits(sketch, head, sketch.draft, 0, 0):
+    if head is None:
+        return
+    classes = [seat.request.rank[0] for seat in sketch.prefilling]
+    if max([sketch.decoding.last_class(least=head.rank[0]), *classes]) <= head.rank[0]:
+        return
+    if _fits(sketch, head, sketch.draft, 0, 0):
         return
     yielding = _enough(sketch, head, [seat for seat in sketch.rows if seat.request.rank[0] > head.rank[0]])
     for seat in yielding:

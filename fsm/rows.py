@@ -14,16 +14,27 @@ from leftfold.fsm.request import Seat
 
 
 class RowSet:
-    """Seats in the order they joined, as a list and as an index column. Immutable: edges make a new one."""
+    """Seats in the order they joined, as a list and as an index column. Immutable: edges make a new one, and so does
+    a change of ranks.
+    """
 
-    __slots__ = ("seats", "slots")
+    __slots__ = ("_last_class", "seats", "slots")
 
     def __init__(self, seats: list[Seat], slots: IntArray) -> None:
         self.seats = seats
         self.slots = slots
+        self._last_class: int | None = None
 
     def __len__(self) -> int:
         return len(self.seats)
+
+    def last_class(self, least: int) -> int:
+        """The largest `rank[0]` of all rows, looked for once; `least` where there are none."""
+        if not self.seats:
+            return least
+        if self._last_class is None:
+            self._last_class = max([seat.request.rank[0] for seat in self.seats])
+        return self._last_class
 
     def without(self, indices: Sequence[int]) -> RowSet:
         """The set less the rows at `indices` (ascending)."""
