@@ -36,8 +36,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--churn", type=float, default=0.0, help="share of rows that end and join per step (0.005)")
     parser.add_argument("--depth", type=int, default=0, help="steps planned ahead of results (default %(default)s)")
     parser.add_argument("--policy", default="fcfs", help="who is admitted first (default %(default)s)")
-    parser.add_argument("--waiting", type=int, default=0, metavar="N",
-                        help="so many requests wait that cannot be admitted yet (default %(default)s)")
+    parser.add_argument(
+        "--waiting",
+        type=int,
+        default=0,
+        metavar="N",
+        help="so many requests wait that cannot be admitted yet (default %(default)s)",
+    )
     parser.add_argument("--no-peers", action="store_true", help="leave the installed peers out")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

@@ -1,7 +1,7 @@
 """A state machine as a drawing (SVG): a line down for every state, an arrow across for every edge, its triggers beside.
 
-States stand side by side in layers: by the longest way to them from the start that never goes back. One edge a row means
-that no two arrows cross and that no label lies on another, however dense the machine is.
+States stand side by side in layers: by the longest way to them from the start that never goes back. One edge a row
+means that no two arrows cross and that no label lies on another, however dense the machine is.
 """
 
 from __future__ import annotations

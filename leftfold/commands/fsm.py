@@ -12,9 +12,7 @@ Edge = tuple[str, str, str]
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--machine", choices=("request", "engine"), default="request", help="default: %(default)s")
-    parser.add_argument(
-        "--format", choices=("mermaid", "svg", "table"), default="mermaid", help="default: %(default)s"
-    )
+    parser.add_argument("--format", choices=("mermaid", "svg", "table"), default="mermaid", help="default: %(default)s")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -153,7 +153,7 @@ class Core:
         """Reasons are given when asked for, and asking changes nothing."""
         reasons: list[Reason] = []
         again = decide(self.state, self.t, reasons)
-        if (plan is None) != (again is None) or (plan is not None and plan_json(plan) != plan_json(again)):
+        if _json(plan) != _json(again):
             raise Violation("trace", f"{plan} becomes {again} when reasons are asked for")
         check_reasons(self.state, plan, reasons)
 
@@ -266,3 +266,7 @@ class Core:
                 "effect", f"{state.config}, {state.asleep}, {state.version!r}; expected {desk.config}, "
                 f"{desk.asleep}, {desk.version!r}"
             )  # fmt: skip
+
+
+def _json(plan: Plan | None) -> bytes | None:
+    return None if plan is None else plan_json(plan)

@@ -10,9 +10,7 @@ from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
 
 
-def refusal_code(
-    state: State, config: Config, prompt: Sequence[int], max_tokens: int, choices: int = 1
-) -> str | None:
+def refusal_code(state: State, config: Config, prompt: Sequence[int], max_tokens: int, choices: int = 1) -> str | None:
     """Why a request has to be refused now, None if it must not be."""
     count = len(prompt)
     if state.gate in (Gate.CLOSING, Gate.STOPPED):

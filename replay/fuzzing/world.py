@@ -12,6 +12,7 @@ from typing import Any
 from leftfold.events import (
     Abort,
     Admit,
+    Control,
     ControlDone,
     ExecutionPlan,
     ExecutorLost,
@@ -189,7 +190,7 @@ class World(Core):
                 self.audience.must_end(client, FinishReason.ERROR)
         later = list(self.flights)[1:]
         self.flights.clear()
-        self.desk.failed(op.op for flight in later for op in flight.plan.ops)  # type: ignore[union-attr]
+        self.desk.failed([op.op for flight in later for op in flight.plan.ops if isinstance(op, Control)])
         error = {"text": "planted", "retry": retry, "rows": list(rows), **({"apart": True} if apart else {})}
         self._fold(ForwardDone(t=self.t, step=plan.step, error=error, digest=result.digest))
         for flight in later:

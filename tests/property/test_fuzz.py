@@ -103,9 +103,7 @@ PLANTS = [
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.strip("_"))
-def test_a_planted_fault_is_found_and_made_small(
-    plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path
-) -> None:
+def test_a_planted_fault_is_found_and_made_small(plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch)
         tally = fuzz(1, lambda tally: tally.runs < 300)
