@@ -78,6 +78,8 @@ class Core:
             desk.settle(len(self.flights), self.clients)
         if effects.acks or desk.due or state.gate is not desk.gate:
             desk.check(effects.acks, state.gate)
+            if desk.flushed:
+                self._flushed()
         if self.router is not None:
             if effects.kv_events:
                 self.router.hear(effects.kv_events, state)
@@ -86,6 +88,14 @@ class Core:
         if (self.audience.hurried or effects.wake_at is not None or desk.closing_at) and effects.wake_at != self._due():
             raise Violation("wake-at", f"{effects.wake_at}, but the next deadline is {self._due()}")
         return effects
+
+    def _flushed(self) -> None:
+        """Nothing that was cached may be found any more."""
+        self.desk.flushed = False
+        if self.state.pool.published:
+            raise Violation("flush", f"{len(self.state.pool.published)} pages can be found after a flush")
+        if self.router is not None:
+            self.router.outdate(self.state.generation)
 
     def _due(self) -> int | None:
         """When the next deadline expires, by the clients' own accounts."""

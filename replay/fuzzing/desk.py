@@ -67,6 +67,7 @@ class Desk:
         self.due: list[tuple[str, bool]] = []
         self.posted = 0
         self.answered: dict[str, Ack] = {}
+        self.flushed = False  # what was cached is not to be found after the event at hand
 
     # What may happen
 
@@ -173,10 +174,11 @@ class Desk:
             return None
         if isinstance(event, Sleep):
             self.asleep = sorted({*self.asleep, *event.tags})
+            self.flushed = "kv" in event.tags
         elif isinstance(event, Wake):
             self.asleep = [tag for tag in self.asleep if tag not in event.tags]
         elif isinstance(event, UpdateWeights):
-            self.version = event.version
+            self.version, self.flushed = event.version, True
         return event
 
     def failed(self, ops: Iterable[int]) -> None:
@@ -218,6 +220,7 @@ class Desk:
     def _at_once(self, event: Any, flights: int) -> bool | None:
         """The answer of a call that needs no operation, None if it has to wait or needs one."""
         if isinstance(event, FlushCache):
+            self.flushed = True
             return True
         if isinstance(event, Wake) and "kv" in event.tags and "weights" in self.asleep and "weights" not in event.tags:
             return False

@@ -9,11 +9,19 @@ from leftfold.replay.fuzzing.errors import Violation
 
 
 class Router:
-    """`resident`: tokens by key; `known`: keys that were ever stored."""
+    """`resident`: tokens by key; `known`: keys that were ever stored; `outdated`: those of earlier generations."""
 
     def __init__(self) -> None:
         self.resident: dict[bytes, Sequence[int]] = {}
         self.known: set[bytes] = set()
+        self.outdated: set[bytes] = set()
+        self.generation = 0
+
+    def outdate(self, generation: int) -> None:
+        """The cache was flushed; what was stored before a new generation may never be stored again."""
+        if generation != self.generation:
+            self.generation = generation
+            self.outdated |= self.known
 
     def hear(self, events: Sequence[KvEvent], state: State) -> None:
         """Fold what one event brought. Raises `Violation`."""
@@ -34,6 +42,8 @@ class Router:
     def _store(self, event: KvStored) -> None:
         if event.key in self.resident:
             raise Violation("kv-events", f"{event} stores what is resident")
+        if event.key in self.outdated:
+            raise Violation("kv-events", f"{event} is of a generation that is over")
         if event.parent is not None and event.parent not in self.known:
             raise Violation("kv-events", f"{event} comes before its parent")
         self.resident[event.key] = event.tokens

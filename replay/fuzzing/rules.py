@@ -71,7 +71,8 @@ class Rules:
             return self.start(world)
         if (world.desk.asleep or state.gate is Gate.PAUSED) and self.rng.random() < 0.25:
             return self.let_go(world)
-        if len(world.clients) < self.crowd and state.gate is Gate.RUNNING:
+        crowd = self.crowd + (state.gate is Gate.DRAINING)
+        if len(world.clients) < crowd and state.gate in (Gate.RUNNING, Gate.DRAINING):
             return self.admit(world)
         at = self.rng.random() * self.scale[-1]
         for rule, bound in zip(self.rules, self.scale, strict=True):

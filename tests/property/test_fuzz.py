@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from leftfold.fsm import FinishReason, commit, ending
+from leftfold.fsm import FinishReason, admitting, commit, controls, ending, pausing, planner, reducer, validity
 from leftfold.fsm.pages import PagePool
+from leftfold.fsm.prefix import namespace
 from leftfold.replay import fuzz as command
 from leftfold.replay.fuzzing import Run, execute, fuzz, shrink, source_of, write_test
 
@@ -96,7 +97,45 @@ def _pages_in_flight_are_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "_mark_in_flight", lambda state, seat: False)
 
 
+def _pauses_are_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pausing, "_drained", lambda state: True)
+
+
+def _a_drain_lets_everybody_join(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (admitting, validity):
+        monkeypatch.setattr(module, "may_join", lambda state, request: True)
+
+
+def _operations_do_not_wait_for_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    operation = controls.operation
+
+    def hasty(state: Any) -> Any:
+        kept, state.in_flight = state.in_flight, type(state.in_flight)()
+        try:
+            return operation(state)
+        finally:
+            state.in_flight = kept
+
+    for module in (planner, validity):
+        monkeypatch.setattr(module, "operation", hasty)
+
+
+def _a_flush_keeps_the_generation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controls, "namespace", lambda generation, **others: namespace(generation=0, **others))
+
+
+def _a_flush_leaves_pages_findable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(PagePool, "forget", lambda self: None)
+
+
+def _choices_end_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    choices = reducer.choices
+    monkeypatch.setattr(reducer, "choices", lambda state, rid, epoch: choices(state, rid, epoch)[:1])
+
+
 PLANTS = [
+    _pauses_are_answered_at_once, _a_drain_lets_everybody_join, _operations_do_not_wait_for_steps,
+    _a_flush_keeps_the_generation, _a_flush_leaves_pages_findable, _choices_end_together,
     _release_keeps_the_first, _release_one_too_many, _share_does_not_count, _publish_a_page_too_early,
     _tokens_are_mirrored_one_off, _minimum_is_off_by_one, _stop_ids_are_forgotten, _pages_in_flight_are_given_away,
 ]  # fmt: skip
@@ -106,8 +145,8 @@ PLANTS = [
 def test_a_planted_fault_is_found_and_made_small(plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch)
-        tally = fuzz(1, lambda tally: tally.runs < 300)
-        assert tally.found is not None, "300 runs found nothing"
+        tally = fuzz(1, lambda tally: tally.runs < 600)
+        assert tally.found is not None, "600 runs found nothing"
         small = shrink(tally.found, lambda tries: tries < 2000)
         assert small.kind == tally.found.kind
         assert small.events <= 40 and len(small.commands) <= 6, small
