@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
 import numpy as np
 
@@ -90,7 +91,7 @@ def need(sketch: Sketch, request: Request, draft: Draft) -> tuple[int, list[int]
     if request.reads_cache:
         count = (len(tokens) - 1) // size
         extend_keys(request.keys, request.root, tokens, count, size)
-        found = draft.find(request.keys[:count])
+        found = draft.find(islice(request.keys, count))
         if found:
             found = found[: matching(sketch.state.pool.tokens[found], tokens)]
     return demand(min(len(tokens) + 1, request.limit - 1), size) - len(found), found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from leftfold.fsm.pages import PagePool
@@ -54,7 +54,7 @@ class Draft:
                 (self._freed if keys[page] is None else self._uncached).append(page)
                 self.usable += 1
 
-    def find(self, keys: Sequence[bytes]) -> list[int]:
+    def find(self, keys: Iterable[bytes]) -> list[int]:
         """Pages of the longest run of `keys` that can still be found."""
         published, found = self.pool.published, []
         for key in keys:
