@@ -135,9 +135,7 @@ class OracleExecutor:
         attachments = self._attachments(decoding, chunks) if self._wanted else ()
         return Result(step, np.array(tokens, dtype=np.int32), digest, None, controls, attachments)
 
-    def _attachments(
-        self, decoding: Collection[_Row], chunks: list[tuple[_Row, array[int], bool]]
-    ) -> list[Attachment]:
+    def _attachments(self, decoding: Collection[_Row], chunks: list[tuple[_Row, array[int], bool]]) -> list[Attachment]:
         """What the rows of a step that went well want beside their tokens."""
         made = [self._attachment(row, row.wanted, 1, True) for row in decoding if row.wanted is not None]
         for row, chunk, samples in chunks:

@@ -62,10 +62,10 @@ def test_a_row_that_fails_alone_three_times_is_the_culprit() -> None:
     world = World(num_pages=8, page_size=4, max_running=2, max_batch_tokens=8, max_model_len=30)
     world.admit("a", [1, 2], 9)
     for _ in range(3):
-        assert ("a", 0) in world.clients
+        assert ("a", 0, 0) in world.clients
         world.tick()
         world.fail()
-    assert world.ended["a", 0].finish_reason is FinishReason.ERROR
+    assert world.ended["a", 0, 0].finish_reason is FinishReason.ERROR
     world.finish()
 
 
@@ -77,7 +77,7 @@ def test_in_company_nobody_is_blamed_for_failed_steps() -> None:
         world.tick()
         world.fail()
     world.finish()
-    assert {world.ended[rid, 0].finish_reason for rid in "ab"} == {FinishReason.LENGTH}
+    assert {world.ended[rid, 0, 0].finish_reason for rid in "ab"} == {FinishReason.LENGTH}
 
 
 def test_only_the_named_culprit_ends() -> None:
@@ -87,6 +87,6 @@ def test_only_the_named_culprit_ends() -> None:
     world.steps(2)
     world.tick()
     world.fail(retry=False, rows=[1])
-    assert world.ended["b", 0].finish_reason is FinishReason.ERROR
+    assert world.ended["b", 0, 0].finish_reason is FinishReason.ERROR
     world.finish()
-    assert world.ended["a", 0].finish_reason is FinishReason.LENGTH
+    assert world.ended["a", 0, 0].finish_reason is FinishReason.LENGTH

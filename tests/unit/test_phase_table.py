@@ -20,7 +20,7 @@ from leftfold.events import (
 )  # fmt: skip
 from leftfold.fsm import TRANSITIONS, FinishReason, Phase, State, decide, step
 from leftfold.replay.fuzzing import World
-from leftfold.replay.fuzzing.oddities import CONTROLS, STRAYS
+from leftfold.replay.fuzzing.oddities import CONTROLS, STRAYS, control_event
 
 
 def world_with(phase: str) -> World:
@@ -141,7 +141,7 @@ def test_control_calls_and_strange_operations_move_no_request(before: str, kind:
         effects = step(world.state, STRAYS[kind](world.t))
         assert not effects.acks
     else:
-        effects = step(world.state, CONTROLS[kind](world.t, "call"))
+        effects = step(world.state, control_event(kind, world.t, "call", {}))
         assert [(ack.call, ack.ok) for ack in effects.acks] in ([("call", False)], [("call", True)], [])
     world.state.check()
     assert not len(effects.outputs) and phase_of(world.state) == before
@@ -149,7 +149,7 @@ def test_control_calls_and_strange_operations_move_no_request(before: str, kind:
 
 def test_the_tables_know_every_event() -> None:
     known = {type(make(world_with("DECODING*"))) for make in MAKERS.values()}
-    known |= {type(make(0)) for make in STRAYS.values()} | {type(make(0, "c")) for make in CONTROLS.values()}
+    known |= {type(make(0)) for make in STRAYS.values()} | {type(control_event(kind, 0, "c", {})) for kind in CONTROLS}
     assert known == set(EVENTS)
 
 
