@@ -21,7 +21,7 @@ def answers(script: list[int], others: int = 0, prompt: int = 3, **params: objec
     step(state, Admit(t=0, rid="a", prompt=[5] * prompt, params=sampling))
     heard: list[Output] = []
     said = iter(script)
-    while ("a", 0) in state.live:
+    while ("a", 0, 0) in state.live:
         plan = step(state, Tick(t=1)).plan
         assert plan is not None
         tokens = [next(said) if row.rid == "a" else 1 for row in plan.rows if row.samples]
