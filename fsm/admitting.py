@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 
 import numpy as np
@@ -20,7 +20,10 @@ from leftfold.fsm.sketch import Sketch
 
 def eligible(sketch: Sketch) -> Iterator[Request]:
     """Requests that may join now, by rank."""
-    for request in sketch.state.waiting if sketch.joining is None else sketch.joining:
+    line = sketch.state.waiting
+    if line and not may_join(sketch.state, line.oldest):
+        return  # a drain runs what came first, and nothing of that waits
+    for request in line if sketch.joining is None else sketch.joining:
         if request not in sketch.overdue and may_join(sketch.state, request) and not _follows(request):
             yield request
 
@@ -28,12 +31,16 @@ def eligible(sketch: Sketch) -> Iterator[Request]:
 def _follows(request: Request) -> bool:
     """Whether a choice still waits for the first one to compute the prompt that they share."""
     leader = request.leader
-    return leader is not None and request.reads_cache and leader.phase in (Phase.WAITING, Phase.PREFILLING)
+    if leader is None or not request.reads_cache:
+        return False
+    return leader.phase in (Phase.WAITING, Phase.PREFILLING) or (
+        leader.phase is Phase.PREEMPTED and len(leader.tokens) == leader.prompt_len
+    )
 
 
 def admit(sketch: Sketch) -> None:
     """Admit while slots, budget and pages last; who is next and does not fit is not overtaken in this plan."""
-    reserve = _growth(sketch)
+    reserve = growth_reserve(sketch)
     for request in _in_turn(sketch):
         if sketch.row_count >= sketch.config.rows:
             sketch.why(request, "slots", 1, 0, f"{sketch.row_count} rows run, which is the most")
@@ -121,12 +128,14 @@ def _join(sketch: Sketch, request: Request, reserve: int) -> bool:
     return True
 
 
-def _growth(sketch: Sketch) -> int:
-    """Pages that rows will need for `growth_horizon` more tokens each."""
+def growth_reserve(sketch: Sketch, without: Sequence[int] = ()) -> int:
+    """Pages that rows (but those in slots `without`) will need for `growth_horizon` more tokens each."""
     horizon, size = sketch.config.growth_horizon, sketch.config.page_size
     slots = sketch.decoding.slots
     if not horizon or not len(slots):
         return 0
+    if without:
+        slots = slots[~np.isin(slots, without)]
     columns = sketch.state.columns
     reach = np.minimum(columns.planned[slots] + horizon, columns.limit[slots])
     return int((-(-reach // size) + -columns.runway[slots] // size).clip(0).sum())

@@ -20,7 +20,7 @@ from leftfold.fsm.seating import put_back
 from leftfold.fsm.state import ControlCall, State
 
 TAGS = ("weights", "kv")
-FIXED = ("num_pages", "page_size", "max_model_len", "vocab_size")
+FIXED = ("num_pages", "page_size", "max_model_len", "vocab_size", "prefix_cache")
 """What a running engine cannot change: the memory and the model."""
 
 
@@ -149,8 +149,8 @@ def _reconfigure(state: State, event: Reconfigure) -> Ack:
         config = _changed(state.config, event.set)
     except (ConfigError, TypeError) as error:  # TypeError: a value that cannot even be compared
         return Ack(event.call, False, str(error))
-    state.config = config
     state.widen(config.slots)
+    state.config = config
     rank_anew(state)
     rows = sorted(state.running(), key=lambda seat: seat.request.rank)
     for seat in reversed(rows[config.rows :]):

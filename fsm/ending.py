@@ -37,6 +37,8 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         alike.remove(request)
         if not alike:
             del state.by_rid[request.rid]
+        elif request.params.n > 1:
+            _lead_anew(request, alike)
         state.tenants.ended(request.tenant)
         _drop_deadlines(state, request)
         state.count(f"finished_{reason.value}")
@@ -50,6 +52,13 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         else:
             release(state, request.seat)
             _gone(state, request, Trigger.END)
+
+
+def _lead_anew(gone: Request, alike: Sequence[Request]) -> None:
+    """Choices that waited for one that is gone follow the first of them that lives."""
+    followers = [request for request in alike if request.leader is gone]
+    for request in followers:
+        request.leader = None if request is followers[0] else followers[0]
 
 
 def drain(state: State, step: InFlight) -> None:

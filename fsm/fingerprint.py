@@ -57,8 +57,8 @@ def _request(request: Request) -> list[Any]:
         request.rid, request.epoch, request.choice, request.arrival, request.phase.value if request.phase else "",
         request.tokens, request.prompt_len, params_json(request.params).decode(), request.priority, request.tenant,
         request.limit, request.deadline_at, request.queue_deadline_at, *request.wishes, request.reads_cache,
-        request.leader is not None, request.root.hex(), request.cached, request.preemptions, request.failures,
-        request.want,
+        request.leader.choice if request.leader else None, request.root.hex(), request.cached, request.preemptions,
+        request.failures, request.want,
     ]  # fmt: skip
 
 

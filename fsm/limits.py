@@ -8,6 +8,11 @@ from typing import Any
 
 from leftfold.fsm.policy import POLICIES
 
+MAX_INT = 1 << 48
+"""Counts and durations stay far from where 64 bits end."""
+
+MAX_ROWS = 1 << 16
+
 MAX_DEPTH = 2
 """Steps that may be planned before the result of the one before them is in."""
 
@@ -53,8 +58,12 @@ class Config:
             raise ConfigError(f"vocab_size {self.vocab_size} is more than int32 token ids can tell apart")
         for name, unit in (("op_deadline", "a duration in µs"), ("growth_horizon", "a number of tokens")):
             value = getattr(self, name)
-            if not isinstance(value, int) or value < 0:
+            if type(value) is not int or not 0 <= value <= MAX_INT:
                 raise ConfigError(f"{name} {value!r} is not {unit}")
+        if type(self.prefix_cache) is not bool:
+            raise ConfigError(f"prefix_cache {self.prefix_cache!r} is neither true nor false")
+        if self.max_running > MAX_ROWS:
+            raise ConfigError(f"max_running {self.max_running} is more than {MAX_ROWS}")
         if type(self.pipeline_depth) is not int or not 0 <= self.pipeline_depth <= MAX_DEPTH:
             raise ConfigError(f"pipeline_depth {self.pipeline_depth!r} must be 0 to {MAX_DEPTH}")
         if type(self.policy) is not str or self.policy not in POLICIES:
@@ -98,7 +107,7 @@ class Config:
 
 
 def _positive(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    if type(value) is not int or not 1 <= value <= MAX_INT:
         raise ConfigError(f"{name} {value!r} is not a positive integer")
 
 

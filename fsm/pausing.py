@@ -72,8 +72,19 @@ def settle(state: State, acks: list[Ack]) -> None:
         move_gate(state, GateTrigger.DRAINED)
         acks += [Ack(call, True, {"mode": state.drain_mode}) for call in state.pause_calls]
         state.pause_calls = []
-    elif state.gate is Gate.CLOSING and not state.in_flight and (state.frozen or not state.live):
+    elif state.gate is Gate.CLOSING and _through(state):
         stop(state, acks)
+
+
+def _through(state: State) -> bool:
+    """Whether nothing is on the device, and nothing lives or will run."""
+    working = state.in_flight or (state.controls and state.controls[0].op is not None)
+    return not working and (not state.live or _rests(state))
+
+
+def _rests(state: State) -> bool:
+    """Whether nothing that lives will run any more: it closes from PAUSED, or sleeps and no call will wake it."""
+    return state.frozen or (bool(state.asleep) and not state.controls)
 
 
 def _drained(state: State) -> bool:
@@ -94,7 +105,7 @@ def stop_when_due(state: State, t: int, acks: list[Ack]) -> None:
 def stop(state: State, acks: list[Ack]) -> None:
     """CLOSING becomes STOPPED; control calls that still wait will not happen."""
     move_gate(state, GateTrigger.CLOSED)
-    acks += [Ack(control.event.call, False, "the engine stopped") for control in state.controls]
+    acks += [Ack(control.event.call, False, "the engine stopped before it was done") for control in state.controls]
     state.controls.clear()
     acks += [Ack(call, True, {"live": len(state.live)}) for call in state.closing_calls]
     state.closing_calls, state.closing_at, state.frozen = [], 0, False

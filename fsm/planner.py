@@ -76,7 +76,7 @@ def _apart(sketch: Sketch) -> Plan | None:
     seats = [seat for seat in sketch.rows if seat.request.key in suspects]
     lone = seats[-1].request if seats else next((who for who in eligible(sketch) if who.key in suspects), None)
     if lone is not None:
-        for request in state.waiting:
+        for request in state.waiting if sketch.trace is not None else ():
             sketch.why(request, "apart", 0, 0, f"{lone.rid!r} is to run alone first, since steps with it failed")
         trial = Sketch(state, sketch.overdue, None, None)
         for seat in trial.rows:

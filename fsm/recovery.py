@@ -24,7 +24,11 @@ def lose_executor(state: State) -> None:
 
 
 def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> None:
-    """An executor is ready, with the configuration that the event carries and no memory of what was."""
+    """An executor is ready, with the configuration that the event carries.
+
+    What it remembers is in `kept`: "device" for its K/V, "weights" for those that were loaded last, which only an
+    executor that began anew inside its process has; such a one does not end a shutdown either.
+    """
     config = state.config if event.config is None else Config.from_dict(event.config)
     _void(state)
     if config != state.config:
@@ -38,6 +42,9 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     state.left.clear()
     state.asleep = []
     lose_control(state, acks, "the engine was started again")
+    if "weights" in event.kept:
+        return
+    state.version = ""
     if state.gate is Gate.CLOSING:
         acks += [Ack(call, False, "superseded: the engine was started again") for call in state.closing_calls]
     move_gate(state, GateTrigger.STARTED)

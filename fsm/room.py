@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from leftfold.events.plan import Grow
-from leftfold.fsm.admitting import eligible, need
+from leftfold.fsm.admitting import eligible, growth_reserve, need
 from leftfold.fsm.draft import Draft
+from leftfold.fsm.policy import MAX_OVERTAKEN
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.sketch import Sketch
 
@@ -64,7 +67,7 @@ def make_way(sketch: Sketch) -> None:
     """Where the policy preempts: rows of a lower class give way to the first in line, if that makes it fit.
 
     Looked at before anything is spent, so a row that gives way has taken nothing in this plan. Rows that a step in
-    flight names are left out, and give way when its result is in.
+    flight names are left out, and give way when its result is in. Who was preempted `MAX_OVERTAKEN` times stays.
     """
     head = next(eligible(sketch), None)
     if head is None:
@@ -72,9 +75,10 @@ def make_way(sketch: Sketch) -> None:
     classes = [seat.request.rank[0] for seat in sketch.prefilling]
     if max([sketch.decoding.last_class(least=head.rank[0]), *classes]) <= head.rank[0]:
         return
-    if _fits(sketch, head, sketch.draft, 0, 0):
+    if _fits(sketch, head, sketch.draft, ()):
         return
-    yielding = _enough(sketch, head, [seat for seat in sketch.rows if seat.request.rank[0] > head.rank[0]])
+    lower = [seat for seat in sketch.rows if seat.request.rank[0] > head.rank[0]]
+    yielding = _enough(sketch, head, [seat for seat in lower if seat.request.preemptions < MAX_OVERTAKEN])
     for seat in yielding:
         if sketch.state.flies(seat):
             _hold_back(sketch, seat, f"{head.rid!r} is of a higher class")
@@ -89,20 +93,19 @@ def _enough(sketch: Sketch, head: Request, lower: list[Seat]) -> list[Seat]:
     for seat in sketch.state.running():
         if seat.slot in sketch.gone and not sketch.state.flies(seat):
             trial.release(seat.pages)
-    needing = _needing(sketch)
     yielding: list[Seat] = []
     for seat in lower:
         trial.release(seat.pages)
         yielding.append(seat)
-        grown = sum(other.slot in needing for other in yielding)
-        if _fits(sketch, head, trial, len(yielding), grown):
+        if _fits(sketch, head, trial, yielding):
             return yielding
     return []
 
 
-def _fits(sketch: Sketch, head: Request, draft: Draft, fewer: int, grown: int) -> bool:
-    """Whether `head` could join with `fewer` rows, of which `grown` need a page."""
+def _fits(sketch: Sketch, head: Request, draft: Draft, without: Sequence[Seat]) -> bool:
+    """Whether `head` could join if the rows `without` had left, with what is kept for the growth of the others."""
     wanted, found = need(sketch, head, draft)
-    growth = len(_needing(sketch)) - grown
-    room = sketch.config.rows - sketch.row_count + fewer
+    away = [seat.slot for seat in without]
+    growth = sum(slot not in away for slot in _needing(sketch)) + growth_reserve(sketch, away)
+    room = sketch.config.rows - sketch.row_count + len(without)
     return room > 0 and wanted + growth <= draft.usable - draft.unheld(found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from leftfold.events.plan import Chunk, Control, End, Evict, Grow, Join, Plan
 from leftfold.fsm.draft import Draft
@@ -13,7 +13,7 @@ from leftfold.fsm.rows import RowSet
 from leftfold.fsm.state import State
 
 
-def deadline_ends(overdue: Sequence[Request]) -> list[End]:
+def deadline_ends(overdue: Iterable[Request]) -> list[End]:
     """Each of these requests once, ending with `deadline`."""
     return [
         End(request.rid, request.choice, FinishReason.DEADLINE.value, request.epoch)
@@ -32,13 +32,13 @@ class Sketch:
     """
 
     def __init__(
-        self, state: State, overdue: Sequence[Request], control: Control | None, trace: list[Reason] | None
+        self, state: State, overdue: Iterable[Request], control: Control | None, trace: list[Reason] | None
     ) -> None:
         self.state = state
         self.config = state.config
         self.trace = trace
         self.ops: Sequence[Control] = () if control is None else (control,)
-        self.overdue = overdue
+        self.overdue = dict.fromkeys(overdue)
         self.decoding: RowSet = state.decoding
         self.prefilling: Sequence[Seat] = [*state.prefilling.values()]
         self.free_slots = state.free_slots
@@ -52,8 +52,8 @@ class Sketch:
         self.budget = 0
         self.joining: Sequence[Request] | None = None
         self._draft: Draft | None = None
-        if overdue:
-            self.leave([request.seat for request in overdue if request.seat is not None])
+        if self.overdue:
+            self.leave([request.seat for request in self.overdue if request.seat is not None])
 
     @property
     def draft(self) -> Draft:

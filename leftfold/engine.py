@@ -213,7 +213,7 @@ class Engine:
                     self._executor_lost(message)
             case Ready(incarnation):
                 if incarnation == self._incarnation:
-                    self._started()
+                    self._started(again=True)
             case GivenUp(error):
                 raise EngineError(f"the executor was lost and cannot be reset: {error}")
             case _ if message is _STOP:
@@ -291,7 +291,8 @@ class Engine:
             return None
         return 0 if request.seat is None else int(self.state.columns.computed[request.seat.slot])
 
-    def _started(self) -> None:
+    def _started(self, again: bool = False) -> None:
+        """Log a `Started`; `again`: the executor was reset inside this process, so settings and weights stay."""
         wall = self._clock()
         self._wall = self._wall or wall
         self._incarnation += 1
@@ -301,10 +302,11 @@ class Engine:
                 t=max(self._fold.t, (wall - self._wall) // 1000),
                 incarnation=self._incarnation,
                 wall_ns=wall,
-                config=self.config.as_dict(),
+                config=(self.state.config if again else self.config).as_dict(),
                 model=self.model,
                 code=self._code,
                 laws=LAWS,
+                kept=("weights",) if again else (),
             )
         )
         self._again = True

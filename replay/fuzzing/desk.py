@@ -27,7 +27,7 @@ from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.errors import Violation
 
 STRICTER = ("wait", "keep", "abort")
-FIXED = ("num_pages", "page_size", "max_model_len", "vocab_size")
+FIXED = ("num_pages", "page_size", "max_model_len", "vocab_size", "prefix_cache")
 VERBS: Mapping[type, str] = {Sleep: "sleep", Wake: "wake", UpdateWeights: "update_weights"}
 SHUT = (Gate.CLOSING, Gate.STOPPED)
 
@@ -192,10 +192,13 @@ class Desk:
         if self.queue and self.queue[0].op is not None:
             self.due.append((self.queue.popleft().event.call, False))
 
-    def started(self, config: Config) -> None:
-        """An executor is ready."""
+    def started(self, config: Config, within: bool) -> None:
+        """An executor is ready; `within`: it began anew inside its process, with the weights it had."""
         self.lost()
         self.present, self.asleep, self.config = True, [], config
+        if within:
+            return
+        self.version = ""
         if self.gate is Gate.CLOSING:
             self.due += [(call, False) for call in self.closing]
         if self.gate in SHUT:
@@ -214,8 +217,9 @@ class Desk:
             if self.mode == "keep" or all(client.serial >= self.before for client in clients.values()):
                 self.gate = Gate.PAUSED
                 self._answer_pauses(True)
-        elif self.gate is Gate.CLOSING and (self.frozen or not clients):
-            self._stop()
+        elif self.gate is Gate.CLOSING and not (self.queue and self.queue[0].op is not None):
+            if self.frozen or not clients or (self.asleep and not self.queue):
+                self._stop()
 
     def _at_once(self, event: Any, flights: int) -> bool | None:
         """The answer of a call that needs no operation, None if it has to wait or needs one."""

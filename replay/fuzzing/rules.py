@@ -182,8 +182,8 @@ class Rules:
 
     def start(self, world: World) -> Command:
         command: dict[str, Any] = {}
-        if self.rng.random() < 0.3:
-            command["kept"] = ["device"]
+        if self.rng.random() < 0.5:
+            command["kept"] = self.rng.choice((["device"], ["weights"], ["device", "weights"]))
         if self.rng.random() < 0.3:
             other = draw_config(self.rng)
             name = self.rng.choice(_RESTARTED)

@@ -280,8 +280,11 @@ class World(Core):
         if config != self.config:
             self.device = Device(config.num_pages, config.page_size, self.vocab)
             self._shrink_limits(config)
+        version = self.desk.version
+        self.desk.started(config, "weights" in kept)
         self.device.restart("device" in kept, self.desk.version)
-        self.desk.started(config)
+        if self.desk.version != version:
+            self._say_anew(self.desk.version)
         self._fold(Started(t=self.t, incarnation=self.incarnation, config=raw, kept=tuple(kept)))
         self._lost(ends)
         self.check_effects()
