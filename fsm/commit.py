@@ -138,22 +138,25 @@ def _look_at(
 
 def _turn_pages(state: State, filled: Sequence[Seat]) -> None:
     """Decoding rows have filled a page: publish it, and go on with the next one, if it is granted yet."""
-    size, raw, alarm, base = state.config.page_size, state.pool.raw, state.columns.alarm, state.columns.base
+    pool, columns, size = state.pool, state.columns, state.config.page_size
+    raw, alarm, base = pool.raw, columns.alarm, columns.base
     width = size * 4
     full: list[tuple[int, bytes, bytes | None]] = []
     for seat in filled:
         pages, edge = seat.pages, seat.edge
         number = edge // size
-        if seat.parent is not None:
+        parent = seat.parent
+        if parent is not None:
             page = pages[number - 1]
-            parent = seat.parent
-            key = seat.parent = page_key(parent, raw[page * width : (page + 1) * width])
+            at = page * width
+            key = seat.parent = page_key(parent, raw[at : at + width])
             full.append((page, key, parent if number > 1 else None))
         if number < len(pages):
             base[seat.slot] = (pages[number] - number) * size
-        edge = seat.edge = edge + size
-        alarm[seat.slot] = edge if edge < seat.final else seat.final
-    state.pool.publish(full)
+        seat.edge = edge = edge + size
+        final = seat.final
+        alarm[seat.slot] = edge if edge < final else final
+    pool.publish(full)
 
 
 def _commit_chunks(
