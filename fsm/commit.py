@@ -34,7 +34,7 @@ def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[
         state.count("ignored")
         return
     flight = in_flight[0]
-    tokens = _attested(flight, event)
+    tokens = _attested(state, flight, event)
     if tokens is None:
         lose_executor(state)
         lose_control(state, acks, "the executor was lost")
@@ -50,16 +50,38 @@ def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[
             drain(state, flight)
 
 
-def _attested(flight: InFlight, event: ForwardDone) -> IntArray | None:
+def _attested(state: State, flight: InFlight, event: ForwardDone) -> IntArray | None:
     """The result's tokens (int64) if it is the oldest step's, of the right plan and of the right count."""
     if event.step != flight.step or (event.digest is not None and event.digest != flight.digest):
         return None
     if event.error is not None:
         return _NO_TOKENS
     tokens = _tokens(event.tokens)
-    if tokens is None or tokens.shape != (flight.expected,) or event.ended:
+    if tokens is None or tokens.ndim != 1 or event.ended:
         return None
-    return tokens if event.counts is None or [*event.counts] == [1] * flight.expected else None
+    if event.counts is not None:
+        tokens = _firsts(state, flight, tokens, event.counts)
+    return tokens if tokens is not None and len(tokens) == flight.expected else None
+
+
+def _firsts(state: State, flight: InFlight, tokens: IntArray, counts: Sequence[int]) -> IntArray | None:
+    """The first token of each sampling row, as if they came one by one: none follows the one that ends a row.
+
+    A row of width 1 has no K/V for a second token, so what brings more to a row that goes on is wrong.
+    """
+    given = [*counts] if isinstance(counts, (Sequence, np.ndarray)) else []
+    plain = all(isinstance(count, (int, np.integer)) and count >= 1 for count in given)
+    if not plain or len(given) != flight.expected or sum(given) != len(tokens):
+        return None
+    firsts = tokens[np.cumsum([0, *given[:-1]])] if given else tokens
+    sampling = [chunk for chunk in flight.rows.chunks if chunk.samples]
+    ends = [*(flight.rows.starts + 1).tolist(), *(chunk.start + chunk.length for chunk in sampling)]
+    seats = [*flight.rows.decode.seats, *(chunk.seat for chunk in sampling)]
+    for seat, token, at, count in zip(seats, firsts.tolist(), ends, given, strict=True):
+        goes_on = seat.slot not in flight.ended and _reason(seat.request, token, at) is None
+        if count > 1 and goes_on:
+            return None
+    return firsts
 
 
 def _tokens(raw: object) -> IntArray | None:
