@@ -171,7 +171,7 @@ def _plain(done: ForwardDone) -> bool:
     tokens = done.tokens
     plain = type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.ndim == 1 and type(done.step) is int
     text = done.digest is None or type(done.digest) is str
-    return plain and text and done.error is None and done.counts is None and not done.ended
+    return plain and text and done.error is None and done.counts is None and not done.ended and not done.scores
 
 
 # Reading

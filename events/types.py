@@ -146,6 +146,8 @@ class ForwardDone:
     `ended`: rows whose grammar ended. `error`: {"text": str, "retry": bool, "rows": (…)}; `rows` and `ended` hold
     indices into the plan's rows. With "apart": True in it, those that are to run again do so one by one until they are
     past this step. `digest`: of the plan that was executed (32 hex digits; None is not compared).
+    `scores`: what clients were told beside the tokens, kept where asked for; decides nothing: [rid, epoch, choice,
+    [[position, token, logprob, [[token, logprob], …]], …]] for each that wanted it.
     """
 
     t: int
@@ -155,6 +157,7 @@ class ForwardDone:
     counts: Sequence[int] | None = None
     ended: Sequence[int] = ()
     error: Mapping[str, Any] | None = field(default=None, metadata=CONTENT)
+    scores: Sequence[Any] = field(default=(), metadata=CONTENT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -82,6 +82,7 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
         on_effects=on_effects,
         code=leftfold.__version__,
         resume=chosen.resume,
+        log_logprobs=chosen.log_logprobs,
     )
 
 
@@ -175,6 +176,9 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
             tokens // page_size * page_size,
             max_model_len,
         )
+    depth = options.pipeline_depth
+    if depth is None:  # on a CPU planning takes under 1 % of a step, and a plan made early knows less
+        depth = 1 if machine.device.startswith("cuda") else 0
     return Config(
         num_pages=tokens // page_size,
         page_size=page_size,
@@ -182,7 +186,7 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
         max_batch_tokens=step_tokens,
         max_model_len=max_model_len,
         max_chunk_tokens=options.max_chunk_tokens,
-        pipeline_depth=options.pipeline_depth,
+        pipeline_depth=depth,
         policy=_policy(options.policy),
         prefix_cache=options.prefix_cache,
         max_queued_requests=options.max_queued_requests,

@@ -52,6 +52,7 @@ class Engine:
         clock: Callable[[], int] = time.time_ns,
         backoff: float = 0.2,
         resume: bool = True,
+        log_logprobs: bool = False,
     ) -> None:
         self.log = log
         self.config = config
@@ -61,6 +62,7 @@ class Engine:
         self.on_effects = on_effects
         self._code = code
         self._resume = resume
+        self._log_logprobs = log_logprobs
         self._clock = clock
         self._fold = Fold()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
@@ -256,7 +258,9 @@ class Engine:
     def _forward_done(
         self, step: int, tokens: Any, digest: str | None, error: Any, attachments: Sequence[Attachment] = ()
     ) -> None:
-        self._record(ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error), attachments)
+        kept = [_plain(said) for said in attachments] if self._log_logprobs else ()
+        done = ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error, scores=kept)
+        self._record(done, attachments)
 
     def _executor_lost(self, lost: Lost) -> None:
         step = lost.plan.step
@@ -371,3 +375,9 @@ class Engine:
     def _now(self) -> int:
         """Event time: µs since the first `Started` by the wall clock, never less than the last record's."""
         return max(self._fold.t, (self._clock() - self._wall) // 1000)
+
+
+def _plain(said: Attachment) -> list[Any]:
+    """Scores as a record holds them."""
+    scores = [[score.position, score.token, score.logprob, [[*one] for one in score.top]] for score in said.scores]
+    return [said.rid, said.epoch, said.choice, scores]

@@ -15,7 +15,8 @@ class EngineOptions:
     `logs/<model>`. `kv_tokens`, `page_size`, `max_*` in tokens or sequences; `kv_memory` in bytes. `threads` of the
     executor. `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `durability`:
     "async" group-commits, "off" keeps no log. `resume`: requests that were live when the log ended go on; else they are
-    aborted at the start.
+    aborted at the start. `log_logprobs`: scores that clients were told are in the log, too. `pipeline_depth` None: 1 on
+    CUDA, 0 on a CPU.
     """
 
     model: str = "smollm2"
@@ -31,7 +32,7 @@ class EngineOptions:
     kv_memory: int | None = None
     page_size: int | None = None
     policy: str = "fcfs"
-    pipeline_depth: int = 0
+    pipeline_depth: int | None = None
     prefix_cache: bool = True
     dtype: str = "auto"
     device: str = "auto"
@@ -39,6 +40,7 @@ class EngineOptions:
     kernels: str | None = None
     durability: str = "async"
     resume: bool = True
+    log_logprobs: bool = False
 
     @classmethod
     def of(cls, options: Any) -> EngineOptions:

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
     _add(log, "--durability", choices=("async", "off"), help="async: group commits (default); off: keep no log")
     _add(log, "--resume", type=yes_or_no, metavar="yes|no", help="go on with live requests of the log (yes)")
+    _add(log, "--log-logprobs", action="store_true", help="keep the logprobs that clients were told in the log, too")
     _add(log, "--shutdown-timeout", type=seconds, metavar="SECONDS", help="time to drain on a stop (2)")
     add_engine_arguments(parser)
 
@@ -48,7 +49,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(limits, "--max-queued-tokens", type=positive, help="refuse admissions beyond so many waiting tokens")
     _add(limits, "--growth-horizon", type=natural, metavar="TOKENS", help="admit only with room for so much growth (0)")
     _add(limits, "--policy", type=policy, metavar="NAME", help="who goes first (fcfs), or your module:function")
-    _add(limits, "--pipeline-depth", type=int, choices=(0, 1, 2), help="steps planned ahead (0)")
+    _add(limits, "--pipeline-depth", type=int, choices=(0, 1, 2), help="steps planned ahead (1 on CUDA, else 0)")
     memory = parser.add_argument_group("KV memory").add_mutually_exclusive_group()
     _add(memory, "--kv-tokens", type=positive, metavar="TOKENS", help="size of the KV cache in tokens")
     _add(memory, "--kv-memory", type=size, metavar="SIZE", help="size of the KV cache, such as 512MiB")

@@ -64,7 +64,7 @@ BY_NAME: dict[str, st.SearchStrategy[Any]] = {
     "params": params, "prompt": tokens, "tokens": tokens, "config": st.none() | objects, "want": st.none() | objects,
     "set": objects, "args": objects, "info": json_values, "counts": st.none() | lists,
     "ended": lists, "kept": st.lists(texts, max_size=2), "tags": st.lists(texts, max_size=2),
-    "media": st.lists(objects, max_size=2),
+    "media": st.lists(objects, max_size=2), "scores": st.lists(st.lists(json_values, max_size=3), max_size=2),
     "open": st.booleans(), "last": st.booleans(), "hold": st.booleans(), "src": pages, "dst": pages,
     "pages": st.lists(lists, max_size=2), "priority": signed, "t": counts,
 }  # fmt: skip

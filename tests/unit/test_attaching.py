@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from leftfold.events import Abort, Admit, EventLog, SamplingParams, Sleep, Wake
+from leftfold.events import Abort, Admit, EventLog, ForwardDone, SamplingParams, Sleep, Wake
 from leftfold.executor.base import Attachment, Score
 from leftfold.executor.oracle import expected_scores, expected_tokens
 from leftfold.fsm import Config
@@ -191,3 +191,25 @@ def test_every_position_comes_once_whatever_the_pool_chunks_depth_and_neighbours
     for number, (length, count, first) in enumerate(requests):
         want = {"logprobs": 1, "logprobs_from": first}
         assert listener.scores[f"r{number}"] == said(range(length), count, want)
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_scores_are_in_the_log_only_where_that_is_asked_for(kept: bool) -> None:
+    listener, log = Listener(), EventLog.memory()
+    made = engine(listener, log=log, log_logprobs=kept)
+    admit(made, "a", NINE, max_tokens=3, want=ALL)
+    made.run()
+    logged = [
+        Score(position, token, logprob, tuple((other, value) for other, value in top))
+        for record in log
+        if isinstance(record.event, ForwardDone)
+        for rid, epoch, choice, scores in record.event.scores
+        for position, token, logprob, top in scores
+        if (rid, epoch, choice) == ("a", 0, 0)
+    ]
+    assert logged == ([replace_top(score) for score in listener.scores["a"]] if kept else [])
+    assert listener.scores["a"] and verify(log).clean
+
+
+def replace_top(score: Score) -> Score:
+    return score._replace(top=tuple((token, value) for token, value in score.top))
