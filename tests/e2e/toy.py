@@ -103,7 +103,7 @@ def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
         max_running=options.max_num_seqs or 16,
         max_batch_tokens=options.max_num_batched_tokens or 256,
         max_model_len=options.max_model_len or 512,
-        pipeline_depth=options.pipeline_depth,
+        pipeline_depth=options.pipeline_depth or 0,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,
         growth_horizon=options.growth_horizon,
