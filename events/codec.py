@@ -145,22 +145,21 @@ def encode(event: Event, seq: int | None = None) -> bytes:
 
     Raises `CodecError` for one that `decode` would refuse, `TypeError` for what JSON cannot hold.
     """
-    cls = type(event)
     out: dict[str, Any] = {} if seq is None else {"seq": seq}
-    tag = TAGS[cls]
+    tag = TAGS[type(event)]
     if type(event.t) is not int or event.t.bit_length() > 63:
         _refuse(tag, "t", event.t)
     out["t"] = event.t
     out["type"] = tag
-    if cls is Tick:
-        if event.plan is not None:  # type: ignore[union-attr]
-            out["plan"] = orjson.Fragment(plan_json(event.plan))  # type: ignore[union-attr]
+    if isinstance(event, Tick):
+        if event.plan is not None:
+            out["plan"] = orjson.Fragment(plan_json(event.plan))
         return orjson.dumps(out, _contiguous, _OPTIONS)
-    if cls is ForwardDone and _plain(event):  # type: ignore[arg-type]
-        out["step"] = event.step  # type: ignore[union-attr]
-        out["tokens"] = event.tokens  # type: ignore[union-attr]
-        if event.digest is not None:  # type: ignore[union-attr]
-            out["digest"] = event.digest  # type: ignore[union-attr]
+    if isinstance(event, ForwardDone) and _plain(event):
+        out["step"] = event.step
+        out["tokens"] = event.tokens
+        if event.digest is not None:
+            out["digest"] = event.digest
         return orjson.dumps(out, _contiguous, _OPTIONS)
     out.update(_present(event, tag))
     return _dumps(out)

@@ -7,6 +7,7 @@ needs nothing but the stream of execution plans to keep its mirrors.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -208,11 +209,14 @@ class Joined(NamedTuple):
     want: Mapping[str, Any] | None = None
 
 
-class RowSource:
+class RowSource(ABC):
     """Where an `ExecutionPlan` finds its rows when somebody asks; reducers subclass it."""
 
+    __slots__ = ()
+
+    @abstractmethod
     def rows(self) -> Sequence[Row]:
-        raise NotImplementedError  # abstract
+        """The rows in plan order, immutable afterwards."""
 
 
 class ExecutionPlan(NamedTuple):

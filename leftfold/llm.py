@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from leftfold.answer import Answer, Beside, Completion, TokenLogprob, Usage
 from leftfold.attaching import Delivery, by_choice
@@ -101,9 +101,9 @@ class LLM:
         if isinstance(prompt, str):
             ids = self.tokenizer.encode(prompt)
         elif prompt and isinstance(prompt[0], Mapping):
-            ids = self.tokenizer.encode_chat(prompt)  # type: ignore[arg-type]
+            ids = self.tokenizer.encode_chat(cast(Sequence[Mapping[str, Any]], prompt))
         else:
-            ids = list(prompt)  # type: ignore[arg-type]
+            ids = list(cast(Sequence[int], prompt))
         beside = Beside(logprobs, prompt_logprobs)
         with self._admitted([ids], [params or SamplingParams()], _as_stops(stop), beside) as (answers, inbox):
             (answer,) = answers.values()
@@ -216,8 +216,8 @@ class LLM:
 
 def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+        return [cast(Prompt, prompts)]
+    return list(cast(Sequence[Prompt], prompts))
 
 
 def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:

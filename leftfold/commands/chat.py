@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from typing import Any
 
 from leftfold.commands.common import OK, WRONG_USE, UsageError, key, keys_from_environment, natural, positive
 from leftfold.commands.serve import add_engine_arguments, model
 
 Messages = list[dict[str, str]]
-Ask = Callable[[Messages], Iterator[str]]
+Ask = Callable[[Messages], Generator[str, None, None]]
 
 _OWN = ("run", "launch", "url", "api_key", "system", "temperature", "top_p", "max_tokens", "seed")
 
@@ -62,7 +62,7 @@ def _local(args: argparse.Namespace) -> int:
     try:
         with LLM(**options) as llm:
 
-            def ask(messages: Messages) -> Iterator[str]:
+            def ask(messages: Messages) -> Generator[str, None, None]:
                 for piece in llm.stream(messages, SamplingParams(**sampling(args))):
                     if isinstance(piece, str):
                         yield piece
@@ -106,7 +106,7 @@ def _read() -> str | None:
         return None
 
 
-def _say(pieces: Iterator[str]) -> str:
+def _say(pieces: Generator[str, None, None]) -> str:
     """Print pieces as they come; what was said, up to a Ctrl-C."""
     said = []
     try:
@@ -114,6 +114,6 @@ def _say(pieces: Iterator[str]) -> str:
             said.append(piece)
             print(piece, end="", flush=True)
     except KeyboardInterrupt:
-        pieces.close()  # type: ignore[attr-defined]
+        pieces.close()
     print(flush=True)
     return "".join(said)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from http.client import HTTPException
 from typing import Any
 
@@ -25,7 +25,7 @@ class RemoteChat:
         self._sampling = sampling
         self._model = model or self._first_model()
 
-    def ask(self, messages: list[dict[str, str]]) -> Iterator[str]:
+    def ask(self, messages: list[dict[str, str]]) -> Generator[str, None, None]:
         """One answer in pieces of text. Raises UsageError when the server refuses or cannot be reached."""
         body = {"model": self._model, "messages": messages, "stream": True, **self._sampling}
         with self._open("/v1/chat/completions", json.dumps(body).encode()) as response:
