@@ -85,7 +85,6 @@ def test_rows_are_bitwise_equal_alone_and_in_a_batch(executor: TorchExecutor, mo
     assert all(torch.equal(one, two) for one, two in zip(seen, expected, strict=True))
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="resident memory is read from /proc")
 def test_sleep_gives_the_memory_back_and_wake_the_same_tokens(executor: TorchExecutor) -> None:
     expected = generate(executor, FRANCE, 8, num_pages=PAGES, page_size=PAGE)
     executor.reset()
