@@ -1,6 +1,7 @@
 """Events, plans and their durable log: the only vocabulary the rooms share."""
 
 from leftfold.events.codec import CodecError, decode, encode, same
+from leftfold.events.compaction import Retention, compress_closed, compress_next, prune
 from leftfold.events.digest import chain_digest, digest_of
 from leftfold.events.errors import (
     LogBroken,
@@ -11,6 +12,8 @@ from leftfold.events.errors import (
     LogNotFound,
     LogSchemaUnknown,
     LogUnreadable,
+    SnapshotBad,
+    SnapshotPassedOver,
     TimeReversed,
     TornTail,
 )
@@ -35,7 +38,7 @@ from leftfold.events.plan import (
     RowSource,
     Send,
 )
-from leftfold.events.stores import compress_closed
+from leftfold.events.snapshots import Snapshot, save_snapshot
 from leftfold.events.types import (
     EVENTS,
     Abort,
@@ -106,6 +109,7 @@ __all__ = [
     "Reconfigure",
     "Record",
     "Resume",
+    "Retention",
     "Row",
     "RowSource",
     "SamplingParams",
@@ -113,6 +117,9 @@ __all__ = [
     "Session",
     "Shutdown",
     "Sleep",
+    "Snapshot",
+    "SnapshotBad",
+    "SnapshotPassedOver",
     "Started",
     "Tick",
     "TimeReversed",
@@ -122,9 +129,12 @@ __all__ = [
     "Wake",
     "chain_digest",
     "compress_closed",
+    "compress_next",
     "decode",
     "digest_of",
     "encode",
+    "prune",
     "read_lines",
     "same",
+    "save_snapshot",
 ]

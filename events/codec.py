@@ -165,6 +165,18 @@ def encode(event: Event, seq: int | None = None) -> bytes:
     return _dumps(out)
 
 
+def plain(event: Event) -> dict[str, Any]:
+    """One event as the plain data that `decode` reads."""
+    found: dict[str, Any] = orjson.loads(encode(event))
+    return found
+
+
+def plain_params(params: SamplingParams) -> dict[str, Any]:
+    """Sampling parameters as the plain data that `decode_params` reads."""
+    found: dict[str, Any] = orjson.loads(params_json(params))
+    return found
+
+
 def _plain(done: ForwardDone) -> bool:
     """A result as executors give it, which needs no look at its fields one by one."""
     tokens = done.tokens
@@ -281,6 +293,6 @@ def same(a: Any, b: Any) -> bool:
 
 
 __all__ = [
-    "CodecError", "OPERATIONS", "TAGS", "decode", "decode_params", "decode_plan", "encode", "params_json", "plan_json",
-    "same",
+    "CodecError", "OPERATIONS", "TAGS", "decode", "decode_params", "decode_plan", "encode", "params_json", "plain",
+    "plain_params", "plan_json", "same",
 ]  # fmt: skip

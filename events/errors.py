@@ -63,5 +63,13 @@ class TimeReversed(LogError, ValueError):
     """An event's `t` lies before that of the event logged before it; a fault of the caller."""
 
 
+class SnapshotBad(LogError):
+    """A snapshot is not what was written, or not one of this log; an older one, or the log itself, can do instead."""
+
+
+class SnapshotPassedOver(UserWarning):
+    """A snapshot could not be used, and something else was."""
+
+
 class TornTail(UserWarning):
     """The last record of a log was cut off in the middle of a write, and is left out."""

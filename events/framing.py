@@ -7,12 +7,13 @@ with the checksum of the line before, so that every line vouches for all lines b
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 from google_crc32c import extend
 
 from leftfold.events.errors import LogDamaged, LogSchemaUnknown
+from leftfold.events.shapes import is_integer
 
 SCHEMA = 1
 PREFIX = b'{"crc":"%08x",'
@@ -33,28 +34,44 @@ def header(first_seq: int, previous: int) -> tuple[bytes, int]:
     return frame(body, previous)
 
 
-def check_header(line: bytes, first_seq: int, previous: int, segment: str) -> int:
-    """The checksum of a segment's first line. Raises `LogDamaged` or `LogSchemaUnknown`."""
-    expected, crc = header(first_seq, previous)
-    if line == expected:
-        return crc
+class Header(NamedTuple):
+    """What a segment's first line says. `prev`: checksum of the line before; `crc`: of this line."""
+
+    schema: int
+    first_seq: int
+    prev: int
+    crc: int
+
+
+def read_header(line: bytes, segment: str) -> Header:
+    """A segment's first line, checked by itself. Raises `LogDamaged` or `LogSchemaUnknown`."""
     found = _parse(line)
     if not _is_header(found):
         raise LogDamaged(segment, 1, 0, "a segment must open with its header record")
-    own = extend(int(found["prev"], 16), line[REST:-1])
+    previous = int(found["prev"], 16)
+    own = extend(previous, line[REST:-1])
     if line[:REST] != PREFIX % own:
         raise LogDamaged(segment, 1, 0, f"the header's checksum is {found['crc']}, its content has {own:08x}")
-    if found["schema"] != SCHEMA:
-        raise LogSchemaUnknown(f"{segment} has schema {found['schema']}; this version reads schema {SCHEMA}")
-    raise LogDamaged(
-        segment, 1, 0,
-        f"the segment continues record {found['first_seq'] - 1} with checksum {found['prev']}, but record "
-        f"{first_seq - 1} with checksum {previous:08x} stands before it: records are missing or were exchanged",
-    )  # fmt: skip
+    if not 1 <= found["schema"] <= SCHEMA:
+        known = f"schema {SCHEMA}" if SCHEMA == 1 else f"schemas 1 to {SCHEMA}"
+        raise LogSchemaUnknown(f"{segment} has schema {found['schema']}; this version reads {known}")
+    return Header(found["schema"], found["first_seq"], previous, own)
+
+
+def check_follows(found: Header, first_seq: int, previous: int, segment: str) -> None:
+    """Whether a segment goes on where the one before it ended. Raises `LogDamaged`."""
+    if (found.first_seq, found.prev) != (first_seq, previous):
+        raise LogDamaged(
+            segment, 1, 0,
+            f"the segment continues record {found.first_seq - 1} with checksum {found.prev:08x}, but record "
+            f"{first_seq - 1} with checksum {previous:08x} stands before it: records are missing or were exchanged",
+        )  # fmt: skip
 
 
 def _is_header(found: dict[str, Any]) -> bool:
-    if tuple(found)[1:] != _HEADER_FIELDS or type(found["first_seq"]) is not int:
+    if tuple(found)[1:] != _HEADER_FIELDS or type(found["schema"]) is not int:
+        return False
+    if not is_integer(found["first_seq"]) or found["first_seq"] < 1:
         return False
     return isinstance(found["prev"], str) and re.fullmatch("[0-9a-f]{8}", found["prev"]) is not None
 

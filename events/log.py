@@ -6,6 +6,7 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain, islice
 from threading import Lock
 from types import TracebackType
 from typing import NamedTuple, Self
@@ -13,11 +14,22 @@ from typing import NamedTuple, Self
 import orjson
 
 from leftfold.events.codec import CodecError, decode, encode
-from leftfold.events.errors import LogBroken, LogClosed, LogError, LogUnreadable, TimeReversed, TornTail
-from leftfold.events.framing import REST, frame, header
-from leftfold.events.stores import DirectoryStore, MemoryStore, Store, existing
+from leftfold.events.errors import (
+    LogBroken,
+    LogClosed,
+    LogError,
+    LogUnreadable,
+    SnapshotBad,
+    SnapshotPassedOver,
+    TimeReversed,
+    TornTail,
+)
+from leftfold.events.framing import REST, SCHEMA, frame, header
+from leftfold.events.snapshots import Snapshot, load_snapshot
+from leftfold.events.stores import DirectoryStore, MemoryStore, Store, existing, segment_number, snapshot_name
 from leftfold.events.types import Event
-from leftfold.events.walk import Dropped, Readable, Tail, scan, walk
+from leftfold.events.upcasts import upcast
+from leftfold.events.walk import Dropped, Readable, Tail, header_of, scan, walk
 
 SEGMENT_BYTES = 64 << 20
 FLUSH_BYTES = 1 << 18  # an append writes the records before it out once so much waits
@@ -31,11 +43,37 @@ class Record(NamedTuple):
     event: Event
 
 
-def _record(line: bytes, seq: int) -> Record:
+def _record(line: bytes, seq: int, schema: int) -> Record:
     try:
-        return Record(seq, decode(orjson.loads(line)))
+        raw = orjson.loads(line)
+        return Record(seq, decode(raw if schema == SCHEMA else upcast(raw, schema)))
     except (CodecError, orjson.JSONDecodeError) as error:
         raise LogUnreadable(f"record {seq}: {error}") from error
+
+
+def _records(lines: Iterator[bytes], tail: Tail, seq: int = 0) -> Iterator[Record]:
+    """The records of a walk, the next of which is `seq` (0: the first that is there)."""
+    for line in lines:
+        seq = seq or tail.first_seq
+        yield _record(line, seq, tail.schema)
+        seq += 1
+
+
+def _after(store: Readable, snapshot: Snapshot, tail: Tail) -> Iterator[Record]:
+    """The records after a snapshot that is one of this log. Raises `SnapshotBad` at once, others while reading."""
+    lines = walk(store, tail, snapshot.seq + 1)
+    first = next(lines, None)
+    if tail.first_seq > snapshot.seq + 1:
+        raise SnapshotBad(f"{snapshot_name(snapshot.seq)} ends before the log begins, which is at {tail.first_seq}")
+    found, seq = tail.prev, tail.first_seq - 1
+    while first is not None and seq < snapshot.seq:
+        found, seq = int(first[8:16], 16), seq + 1
+        first = next(lines, None)
+    if seq < snapshot.seq:
+        raise SnapshotBad(f"{snapshot_name(snapshot.seq)} is ahead of the log, which ends at {max(0, seq)}")
+    if found != snapshot.chain:
+        raise SnapshotBad(f"{snapshot_name(snapshot.seq)} is of another log: record {snapshot.seq} differs")
+    return _records(lines if first is None else chain((first,), lines), tail, seq + 1)
 
 
 def _warn(dropped: Dropped, what: str) -> None:
@@ -68,22 +106,43 @@ class LogReader:
 
     def __iter__(self) -> Iterator[Record]:
         tail = Tail()
-        for seq, line in enumerate(walk(self._store, tail), 1):
-            yield _record(line, seq)
+        yield from _records(walk(self._store, tail), tail)
+        self._end(tail)
+
+    def after(self, snapshot: Snapshot) -> Iterator[Record]:
+        """The records after `snapshot`; what lies before it is not read. Raises `SnapshotBad`."""
+        tail = Tail()
+        return self._ended(_after(self._store, snapshot, tail), tail)
+
+    def _ended(self, records: Iterator[Record], tail: Tail) -> Iterator[Record]:
+        yield from records
         self._end(tail)
 
     def lines(self) -> Iterator[bytes]:
-        """The records as checked JSON objects, `crc` left out, in order; record `seq` is the `seq`-th."""
+        """The records as checked JSON objects, `crc` left out, in order, as they were written: nothing is upcast."""
         tail = Tail()
         for line in walk(self._store, tail):
             yield b"{" + line[REST:-1]
         self._end(tail)
 
+    def snapshots(self) -> list[int]:
+        """Numbers of the records after which there are snapshots, the newest first."""
+        return self._store.snapshots()
+
+    def snapshot(self, seq: int) -> Snapshot:
+        """The snapshot after record `seq`, checked to be what was written. Raises `SnapshotBad`."""
+        return load_snapshot(self._store, seq)
+
     def __len__(self) -> int:
-        return self._known().next_seq - 1
+        return self._known().next_seq - self.first_seq
 
     def __bool__(self) -> bool:
         return True  # a log is not "false" for being empty
+
+    @property
+    def first_seq(self) -> int:
+        """The number of the first record that is there: 1, or more when the beginning was removed."""
+        return _first_seq(self._store)
 
     @property
     def next_seq(self) -> int:
@@ -94,6 +153,14 @@ class LogReader:
     def last_t(self) -> int:
         """`t` of the last record in µs, 0 when there is none."""
         return self._known().last_t
+
+
+def _first_seq(store: Readable) -> int:
+    names = store.segments()
+    if not names or segment_number(names[0]) == 1:
+        return 1
+    found = header_of(store, names[0])
+    return 1 if found is None else found.first_seq
 
 
 class EventLog:
@@ -139,8 +206,9 @@ class EventLog:
     def open(cls, directory: str | os.PathLike[str], *, segment_bytes: int = SEGMENT_BYTES) -> Self:
         """A directory's log, for appending; made when it is not there.
 
-        Every record is checked to be what was written. A torn tail is cut off, with a `TornTail` warning and as
-        `dropped`. Raises `LogLocked`, `LogDamaged`, `LogSchemaUnknown`, `LogUnreadable`, `OSError`.
+        Every record after the newest snapshot (all, if there is none) is checked to be what was written. A torn tail is
+        cut off, with a `TornTail` warning and as `dropped`; a snapshot of what the log has lost is removed.
+        Raises `LogLocked`, `LogDamaged`, `LogSchemaUnknown`, `LogUnreadable`, `OSError`.
         """
         return cls(directory, segment_bytes=segment_bytes)
 
@@ -150,7 +218,8 @@ class EventLog:
         return LogReader(existing(directory))
 
     def _resume(self) -> None:
-        tail = scan(self._store)
+        snapshots = self._store.snapshots()
+        tail = scan(self._store, holding=snapshots[0] if snapshots else 0)
         self.dropped = tail.dropped
         if tail.dropped is not None:
             self._store.truncate(tail.name, tail.size)
@@ -159,10 +228,20 @@ class EventLog:
         self._segment, self._size = tail.segment, tail.size
         if tail.segment and not tail.size:
             self._segment -= 1  # its header was torn and is written again
-        if tail.size and not tail.name.endswith(".zst"):
+        self._first_seq = _first_seq(self._store)
+        self._drop_ahead(snapshots)
+        if tail.size and not tail.name.endswith(".zst") and tail.schema == SCHEMA:
             self._queue.append(self._segment)
         else:
             self._size = self._segment_bytes  # full: the first append opens a segment
+
+    def _drop_ahead(self, snapshots: list[int]) -> None:
+        """Records that were lost get other content: no snapshot may remember them."""
+        for seq in snapshots:
+            if seq >= self._next_seq:
+                self._store.remove_snapshot(seq)
+                text = f"{snapshot_name(seq)} is ahead of the log, which ends at {self._next_seq - 1}: removed"
+                warnings.warn(text, SnapshotPassedOver, stacklevel=3)
 
     # Appending
 
@@ -214,6 +293,11 @@ class EventLog:
                 self._io.release()
 
     # Writing
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        """Number and checksum of the last record appended: what a snapshot of the state after it is tied to."""
+        return self._next_seq - 1, self._crc
 
     def flush(self) -> int:
         """Hand everything queued to the operating system; the last sequence number handed over. Raises `OSError`."""
@@ -287,14 +371,33 @@ class EventLog:
         """The records appended before iteration began. Raises `LogDamaged`, `LogUnreadable`."""
         if not self._closed and self._broken is None:
             self.flush()
-        for seq, line in zip(range(1, self._next_seq), walk(self._store, Tail()), strict=False):
-            yield _record(line, seq)
+        tail = Tail()
+        yield from islice(_records(walk(self._store, tail), tail), len(self))
+
+    def after(self, snapshot: Snapshot) -> Iterator[Record]:
+        """The same, after `snapshot`; what lies before it is not read. Raises `SnapshotBad` for one of another log."""
+        if not self._closed and self._broken is None:
+            self.flush()
+        return islice(_after(self._store, snapshot, Tail()), max(0, self._next_seq - 1 - snapshot.seq))
+
+    def snapshots(self) -> list[int]:
+        """Numbers of the records after which there are snapshots, the newest first."""
+        return self._store.snapshots()
+
+    def snapshot(self, seq: int) -> Snapshot:
+        """The snapshot after record `seq`, checked to be what was written. Raises `SnapshotBad`."""
+        return load_snapshot(self._store, seq)
 
     def __len__(self) -> int:
-        return self._next_seq - 1
+        return self._next_seq - self._first_seq
 
     def __bool__(self) -> bool:
         return True  # a log is not "false" for being empty
+
+    @property
+    def first_seq(self) -> int:
+        """The number of the first record that was there at the opening: 1, or more when the beginning was removed."""
+        return self._first_seq
 
     @property
     def next_seq(self) -> int:

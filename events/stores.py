@@ -15,6 +15,7 @@ import zstandard
 from leftfold.events.errors import LogLocked, LogNotFound
 
 _NAME = re.compile(r"(\d{8})\.jsonl(\.zst)?")
+_SNAPSHOT = re.compile(r"snapshot-([1-9]\d*)\.json\.zst")
 
 
 def segment_name(number: int) -> str:
@@ -23,6 +24,10 @@ def segment_name(number: int) -> str:
 
 def segment_number(name: str) -> int:
     return int(name[:8])
+
+
+def snapshot_name(seq: int) -> str:
+    return f"snapshot-{seq}.json.zst"
 
 
 def sync_folder(folder: Path) -> None:
@@ -42,6 +47,15 @@ class Store(Protocol):
 
     def open(self, name: str) -> BinaryIO:
         """The uncompressed bytes of a segment, from its beginning."""
+
+    def snapshots(self) -> list[int]:
+        """Numbers of the records after which there are snapshots, the newest first."""
+
+    def read_snapshot(self, seq: int) -> bytes:
+        """A snapshot's file, compressed as it is. Raises `OSError`."""
+
+    def remove_snapshot(self, seq: int) -> None:
+        """Remove a snapshot for good. Raises `OSError`."""
 
     def truncate(self, name: str, size: int) -> None:
         """Cut a plain segment to `size` bytes."""
@@ -71,6 +85,15 @@ class MemoryStore:
 
     def open(self, name: str) -> BinaryIO:
         return io.BytesIO(self.data[name])
+
+    def snapshots(self) -> list[int]:
+        return []  # what dies with the process need not be recovered
+
+    def read_snapshot(self, seq: int) -> bytes:
+        raise FileNotFoundError(errno.ENOENT, "a log in memory has no snapshots", snapshot_name(seq))
+
+    def remove_snapshot(self, seq: int) -> None:
+        pass  # there are none
 
     def truncate(self, name: str, size: int) -> None:
         del self.data[name][size:]
@@ -111,6 +134,13 @@ class DirectoryReader:
                 path = path.with_name(f"{name}.zst")  # compressed since it was listed
         reader = zstandard.ZstdDecompressor().stream_reader(path.open("rb"), read_across_frames=True, closefd=True)
         return io.BufferedReader(cast(io.RawIOBase, reader), 1 << 18)
+
+    def snapshots(self) -> list[int]:
+        found = [match for name in os.listdir(self.directory) if (match := _SNAPSHOT.fullmatch(name))]
+        return sorted([int(match[1]) for match in found], reverse=True)
+
+    def read_snapshot(self, seq: int) -> bytes:
+        return (self.directory / snapshot_name(seq)).read_bytes()
 
 
 class DirectoryStore(DirectoryReader):
@@ -156,6 +186,10 @@ class DirectoryStore(DirectoryReader):
         finally:
             os.close(file)
 
+    def remove_snapshot(self, seq: int) -> None:
+        (self.directory / snapshot_name(seq)).unlink(missing_ok=True)
+        sync_folder(self.directory)
+
     def start(self, number: int) -> None:
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
         file = os.open(self.directory / segment_name(number), flags, 0o600)
@@ -189,26 +223,3 @@ def existing(directory: str | os.PathLike[str]) -> DirectoryReader:
     if not reader.segments():
         raise LogNotFound(f"{directory} holds no log: there is no {segment_name(1)} in it")
     return reader
-
-
-def compress_closed(directory: str | os.PathLike[str], level: int = 3) -> list[str]:
-    """Compress every segment but the last one; the new file names. Safe beside a process that appends."""
-    reader = existing(directory)
-    made = []
-    for name in reader.segments()[:-1]:
-        if name.endswith(".zst"):
-            continue
-        source = reader.directory / name
-        target = source.with_name(f"{name}.zst")
-        partial = source.with_name(f"{name}.zst.tmp")
-        compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
-        file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with source.open("rb") as plain, os.fdopen(file, "wb") as out:
-            compressor.copy_stream(plain, out, size=source.stat().st_size)
-            out.flush()
-            os.fsync(out.fileno())
-        partial.rename(target)
-        sync_folder(reader.directory)  # before the plain file goes, its twin must be there to stay
-        source.unlink()
-        made.append(target.name)
-    return made

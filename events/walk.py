@@ -12,7 +12,7 @@ import zstandard
 from google_crc32c import extend
 
 from leftfold.events.errors import LogDamaged, LogUnreadable
-from leftfold.events.framing import PREFIX, REST, check_header, damage
+from leftfold.events.framing import PREFIX, REST, SCHEMA, Header, check_follows, damage, read_header
 from leftfold.events.shapes import is_integer
 from leftfold.events.stores import segment_name, segment_number
 
@@ -23,6 +23,10 @@ class Readable(Protocol):
     def segments(self) -> list[str]: ...
 
     def open(self, name: str) -> BinaryIO: ...
+
+    def snapshots(self) -> list[int]: ...
+
+    def read_snapshot(self, seq: int) -> bytes: ...
 
 
 class Dropped(NamedTuple):
@@ -42,12 +46,17 @@ class Dropped(NamedTuple):
 class Tail:
     """Where a walk stands after the lines it has passed.
 
-    `segment`: number of the segment (0: none yet); `name`: its file; `size`: bytes of whole lines in it; `crc`: of
-    the last line; `last`: the last event's line; `dropped`: the torn tail, once the walk came to it.
+    `first_seq`, `prev`: number of the first record walked to and checksum of the line before it, known once the first
+    header is read. `segment`: number of the segment (0: none yet); `name`: its file; `schema`: its schema; `size`:
+    bytes of whole lines in it; `crc`: of the last line; `last`: the last event's line; `dropped`: the torn tail, once
+    the walk came to it.
     """
 
+    first_seq: int = 0
+    prev: int = 0
     segment: int = 0
     name: str = ""
+    schema: int = SCHEMA
     size: int = 0
     crc: int = 0
     next_seq: int = 1
@@ -68,18 +77,49 @@ class Tail:
         return int(t)
 
 
-def walk(store: Readable, tail: Tail) -> Iterator[bytes]:
+def walk(store: Readable, tail: Tail, holding: int = 0) -> Iterator[bytes]:
     """Every event's line (newline included), in order, headers checked and left out.
 
-    `tail` is right once the walk is exhausted. Raises `LogDamaged`, `LogSchemaUnknown`.
+    `holding`: begin with the segment that holds the record of this number; 0: with the first that is there. What lies
+    before it is not looked at. `tail` is right once the walk is exhausted. Raises `LogDamaged`, `LogSchemaUnknown`.
     """
     names = store.segments()
-    for name in names:
-        if segment_number(name) != tail.segment + 1:
+    if holding:
+        names = names[_segment_of(store, names, holding) :]
+    for at, name in enumerate(names):
+        if at and segment_number(name) != tail.segment + 1:
             raise LogDamaged(segment_name(tail.segment + 1), 1, 0, f"the segment is missing; {name} comes next")
-        tail.segment, tail.name, tail.size = tail.segment + 1, name, 0
-        with store.open(name) as file:
+        tail.segment, tail.name, tail.size = segment_number(name), name, 0
+        with _opened(store, name) as file:
             yield from _walk_segment(file, tail, may_be_torn=name is names[-1] and not name.endswith(".zst"))
+    if tail.segment > 1 and not tail.first_seq:
+        raise LogDamaged(tail.name, 1, 0, "the segment has no header, and no segment stands before it")
+
+
+def header_of(store: Readable, name: str) -> Header | None:
+    """What a segment's first line says; None if that is torn. Raises `LogDamaged`, `LogSchemaUnknown`."""
+    try:
+        with _opened(store, name) as file:
+            line = file.readline()
+    except (zstandard.ZstdError, OSError) as error:
+        raise LogDamaged(name, 1, 0, f"cannot be read: {error}") from error
+    return read_header(line, name) if line.endswith(b"\n") else None
+
+
+def _opened(store: Readable, name: str) -> BinaryIO:
+    try:
+        return store.open(name)
+    except FileNotFoundError as error:
+        raise LogDamaged(name, 1, 0, "the segment was removed while the log was read") from error
+
+
+def _segment_of(store: Readable, names: list[str], seq: int) -> int:
+    """Index of the segment that holds `seq`, or would: the last one that does not begin after it."""
+    for at in range(len(names) - 1, 0, -1):
+        found = header_of(store, names[at])
+        if found is not None and found.first_seq <= seq:
+            return at
+    return 0
 
 
 def _walk_segment(file: BinaryIO, tail: Tail, may_be_torn: bool) -> Iterator[bytes]:
@@ -95,7 +135,7 @@ def _walk_segment(file: BinaryIO, tail: Tail, may_be_torn: bool) -> Iterator[byt
                 tail.dropped = Dropped(name, number, offset, len(line))
                 break
             if number == 1:
-                crc = check_header(line, seq, crc, name)
+                crc, seq = _enter(line, tail)
             else:
                 checked = extend(crc, line[REST:-1])
                 if line[:REST] != PREFIX % checked or not line.startswith(b'"seq":%d,' % seq, REST):
@@ -112,8 +152,23 @@ def _walk_segment(file: BinaryIO, tail: Tail, may_be_torn: bool) -> Iterator[byt
     tail.size, tail.crc, tail.next_seq = offset, crc, seq
 
 
-def scan(store: Readable) -> Tail:
-    """Check a whole log and say where it ends. Raises `LogDamaged`, `LogSchemaUnknown`."""
+def _enter(line: bytes, tail: Tail) -> tuple[int, int]:
+    """The header of the segment that the walk has come to: its checksum, and the number of its first record."""
+    found = read_header(line, tail.name)
+    if tail.first_seq:
+        check_follows(found, tail.next_seq, tail.crc, tail.name)
+    elif tail.segment == 1:
+        check_follows(found, 1, 0, tail.name)
+    else:
+        tail.crc, tail.next_seq = found.prev, found.first_seq
+    if not tail.first_seq:
+        tail.first_seq, tail.prev = found.first_seq, found.prev
+    tail.schema = found.schema
+    return found.crc, found.first_seq
+
+
+def scan(store: Readable, holding: int = 0) -> Tail:
+    """Check a log (see `walk`) and say where it ends. Raises `LogDamaged`, `LogSchemaUnknown`."""
     tail = Tail()
-    deque(walk(store, tail), maxlen=0)
+    deque(walk(store, tail, holding), maxlen=0)
     return tail

@@ -12,7 +12,7 @@ from leftfold.fsm.effects import (
     Outputs,
     Usage,
 )  # fmt: skip
-from leftfold.fsm.errors import InvariantViolation, PlanRefused
+from leftfold.fsm.errors import InvariantViolation, PlanRefused, SnapshotInvalid
 from leftfold.fsm.gate import GATES, Gate, GateTrigger
 from leftfold.fsm.lifecycle import LIVE, TRANSITIONS, Phase, Trigger
 from leftfold.fsm.limits import Config, ConfigError
@@ -25,6 +25,6 @@ from leftfold.fsm.state import State
 __all__ = [
     "Ack", "Config", "ConfigError", "Effects", "FinishReason", "GATES", "Gate", "GateTrigger", "InvariantViolation",
     "KvCleared", "KvEvent", "KvRemoved", "KvStored", "LAWS", "LIVE", "Output", "Outputs", "POLICIES", "Phase",
-    "PlanRefused", "Policy", "Reason", "State", "TRANSITIONS", "Trigger", "Usage", "apply", "decide", "register",
-    "step",
+    "PlanRefused", "Policy", "Reason", "SnapshotInvalid", "State", "TRANSITIONS", "Trigger", "Usage", "apply", "decide",
+    "register", "step",
 ]  # fmt: skip

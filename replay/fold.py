@@ -28,6 +28,8 @@ class Fold:
 
     def take(self, seq: int, event: Event) -> Effects:
         """Apply one record. Raises `NotStarted`, or `ReducerFault` with the record's number."""
+        if self.seq == 0 and seq > 1:
+            raise NotStarted(f"the log begins at record {seq}: what went before can only come from a snapshot")
         if isinstance(event, Started):
             event = self._begin(seq, event)
         if self.state is None:
