@@ -21,6 +21,8 @@ from leftfold.events.shapes import Layout, is_integer
 from leftfold.events.types import Admit, Event, ForwardDone, SamplingParams, Tick
 
 _OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
+_INT32 = np.dtype(np.int32)
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
 
 class CodecError(ValueError):
@@ -60,8 +62,8 @@ def _is_default(value: Any, default: Any) -> bool:
 def _present(record: Any, where: str) -> dict[str, Any]:
     """The fields that are not at their defaults. Raises `CodecError` for one that could not be read back."""
     out: dict[str, Any] = {}
-    for name, default, check in _LAYOUTS[type(record)].writes:
-        value = getattr(record, name)
+    layout = _LAYOUTS[type(record)]
+    for (name, default, check), value in zip(layout.writes, layout.values(record), strict=True):
         if value is default:
             continue
         if check is not None and not check(value):
@@ -103,6 +105,9 @@ def _operation(op: Operation) -> dict[str, Any]:
     return {"type": TAGS[type(op)], **_present(op, "operation")}
 
 
+_keep_json: Callable[[Plan, bytes], None] = Plan.__dict__["_json"].__set__  # past the freeze: it is derived
+
+
 def plan_json(plan: Plan) -> bytes:
     """A plan's delta as JSON; computed once per plan, since log and digest both need it."""
     if plan._json is not None:
@@ -121,9 +126,9 @@ def plan_json(plan: Plan) -> bytes:
     if plan.width != 1:
         out["width"] = plan.width
     if plan.grow:
-        out["grow"] = [[*group] for group in plan.grow]
+        out["grow"] = [*map(list, plan.grow)]
     if plan.evict:
-        out["evict"] = [[*dropped] for dropped in plan.evict]
+        out["evict"] = [*map(list, plan.evict)]
     if plan.ops:
         out["ops"] = [_operation(op) for op in plan.ops]
     if plan.ends:
@@ -131,7 +136,7 @@ def plan_json(plan: Plan) -> bytes:
     if plan.memo is not None:
         out["memo"] = dict(plan.memo)
     encoded = _dumps(out)
-    object.__setattr__(plan, "_json", encoded)
+    _keep_json(plan, encoded)
     return encoded
 
 
@@ -145,22 +150,21 @@ def encode(event: Event, seq: int | None = None) -> bytes:
 
     Raises `CodecError` for one that `decode` would refuse, `TypeError` for what JSON cannot hold.
     """
+    t, kind = event.t, type(event)
+    if type(t) is not int or not _LEAST <= t <= _MOST:
+        _refuse(TAGS[kind], "t", t)
+    if type(event) is Tick:
+        plan = b"" if event.plan is None else b',"plan":' + plan_json(event.plan)
+        return b'%b"type":"tick"%b}' % (_ordinals(seq, t), plan)
+    if type(event) is ForwardDone and _plain(event):
+        return b'%b"type":"forward_done","step":%d,"tokens":%b%b}' % (
+            _ordinals(seq, t), event.step, orjson.dumps(event.tokens, _contiguous, _OPTIONS),
+            b"" if event.digest is None else b',"digest":' + orjson.dumps(event.digest),
+        )  # fmt: skip
+    tag = TAGS[kind]
     out: dict[str, Any] = {} if seq is None else {"seq": seq}
-    tag = TAGS[type(event)]
-    if type(event.t) is not int or event.t.bit_length() > 63:
-        _refuse(tag, "t", event.t)
-    out["t"] = event.t
+    out["t"] = t
     out["type"] = tag
-    if isinstance(event, Tick):
-        if event.plan is not None:
-            out["plan"] = orjson.Fragment(plan_json(event.plan))
-        return orjson.dumps(out, _contiguous, _OPTIONS)
-    if isinstance(event, ForwardDone) and _plain(event):
-        out["step"] = event.step
-        out["tokens"] = event.tokens
-        if event.digest is not None:
-            out["digest"] = event.digest
-        return orjson.dumps(out, _contiguous, _OPTIONS)
     out.update(_present(event, tag))
     return _dumps(out)
 
@@ -177,12 +181,17 @@ def plain_params(params: SamplingParams) -> dict[str, Any]:
     return found
 
 
+def _ordinals(seq: int | None, t: int) -> bytes:
+    """How a record begins."""
+    return b'{"t":%d,' % t if seq is None else b'{"seq":%d,"t":%d,' % (seq, t)
+
+
 def _plain(done: ForwardDone) -> bool:
     """A result as executors give it, which needs no look at its fields one by one."""
     tokens = done.tokens
-    plain = type(tokens) is np.ndarray and tokens.dtype == np.int32 and tokens.ndim == 1 and type(done.step) is int
-    text = done.digest is None or type(done.digest) is str
-    return plain and text and done.error is None and done.counts is None and not done.ended and not done.scores
+    plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens)
+    whole = type(done.step) is int and _LEAST <= done.step <= _MOST and (done.digest is None or type(done.digest) is str)
+    return bool(plain and whole and done.error is None and done.counts is None and not done.ended and not done.scores)
 
 
 # Reading

@@ -25,7 +25,7 @@ def frame(body: bytes, previous: int) -> tuple[bytes, int]:
     """The line of one JSON object and its checksum, given the checksum of the line before."""
     rest = body[1:]
     crc = extend(previous, rest)
-    return b"%b%b\n" % (PREFIX % crc, rest), crc
+    return b'{"crc":"%08x",%b\n' % (crc, rest), crc
 
 
 def header(first_seq: int, previous: int) -> tuple[bytes, int]:

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from leftfold.events.quick import quick
+
 if TYPE_CHECKING:
     from leftfold.events.types import SamplingParams
 
@@ -148,6 +150,7 @@ class Control:
 Operation = Copy | Move | Prepare | Send | Receive | Cancel | Control
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Plan:
     """The delta of one step, as its `Tick` logs it; a field at its default is absent from the log.

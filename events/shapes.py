@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite
+from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -34,10 +35,10 @@ class Layout:
     """The fields of one class of records, private ones and `t` left out.
 
     `fields`: name and default of each, in order. `reads`: what each field's value must pass, by name (None: anything).
-    `writes`: name, default and check (None: anything) of each before it is written.
+    `writes`: name, default and check (None: anything) of each before it is written. `values(record)`: of each.
     """
 
-    __slots__ = ("fields", "reads", "writes")
+    __slots__ = ("fields", "reads", "values", "writes")
 
     def __init__(self, cls: type) -> None:
         public = [f for f in fields(cls) if not f.name.startswith("_") and f.name != "t"]
@@ -54,8 +55,14 @@ class Layout:
             writes.update({name: _is_writable_prompt for name in judged if hints[name] == Tokens})
         found = [(name, default, writes[name]) for name, default in self.fields]
         self.writes = tuple(found)
+        self.values: Callable[[Any], Sequence[Any]] = _getter([name for name, _ in self.fields])
         if "t" in hints:
             self.reads["t"] = None  # looked at first of all
+
+
+def _getter(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
+    """What gives the values of these fields, of all at once where there are several."""
+    return attrgetter(*names) if len(names) > 1 else lambda record: [getattr(record, name) for name in names]
 
 
 def is_integer(value: Any) -> bool:

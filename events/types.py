@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from leftfold.events.plan import Plan
+from leftfold.events.quick import quick
 
 Tokens = Sequence[int] | npt.NDArray[np.int32]
 
@@ -83,6 +84,7 @@ class Shutdown:
     deadline: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Admit:
     """A request enters. `prompt`: token ids; deadlines in µs from `t` (0: none). See vocabulary §1 for the rest."""
@@ -131,6 +133,7 @@ class Session:
     ttl: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Tick:
     """A decision. `plan` None: `step` decides, then applies; given: `step` only applies it."""
@@ -139,6 +142,7 @@ class Tick:
     plan: Plan | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ForwardDone:
     """A step's result. `tokens`: int32, flat, one per sampling row in plan order (`counts` if not one each).

@@ -113,10 +113,9 @@ def _check_watch(state: State, seats: Sequence[Seat]) -> None:
     for seat in seats:
         for token in seat.request.watched:
             counts[token] = counts.get(token, 0) + 1
-    found = np.flatnonzero(columns.watch)
-    noted = dict(zip(found.tolist(), columns.watch[found].tolist(), strict=True))
-    if noted != counts or columns.watching != sum(counts.values()) or columns.watch[-1]:
-        _fail(f"stop ids {noted} are watched ({columns.watching}), rows have {counts}")
+    noted = np.flatnonzero(columns.watch).tolist()
+    if columns.watchers != counts or noted != sorted(counts) or columns.watch[-1]:
+        _fail(f"stop ids {noted} are watched (for {columns.watchers}), rows have {counts}")
 
 
 def _check_mirror(state: State, seat: Seat) -> None:

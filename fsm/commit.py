@@ -22,6 +22,7 @@ from leftfold.fsm.state import InFlight, State
 
 _NO_TOKENS = np.empty(0, np.int64)
 _INT32 = np.dtype(np.int32)
+_TRUE = b"\x01"
 
 MAX_LONE_FAILURES = 3
 """Failed steps in which a request was the only row, after which it is taken for the culprit."""
@@ -75,7 +76,7 @@ def _firsts(state: State, flight: InFlight, tokens: IntArray, counts: Sequence[i
         return None
     firsts = tokens[np.cumsum([0, *given[:-1]])] if given else tokens
     sampling = [chunk for chunk in flight.rows.chunks if chunk.samples]
-    ends = [*(flight.rows.starts + 1).tolist(), *(chunk.start + chunk.length for chunk in sampling)]
+    ends = [*flight.rows.ends.tolist(), *(chunk.start + chunk.length for chunk in sampling)]
     seats = [*flight.rows.decode.seats, *(chunk.seat for chunk in sampling)]
     for seat, token, at, count in zip(seats, firsts.tolist(), ends, given, strict=True):
         goes_on = seat.slot not in flight.ended and _reason(seat.request, token, at) is None
@@ -117,24 +118,27 @@ def _commit_decode(
     state: State, flight: InFlight, tokens: IntArray, outputs: Outputs, over: list[tuple[Request, FinishReason]]
 ) -> None:
     rows, columns = flight.rows, state.columns
-    seats, slots, starts, inputs = rows.decode.seats, rows.decode.slots, rows.starts, rows.inputs
+    seats, slots, starts, computed, inputs = rows.decode.seats, rows.decode.slots, rows.starts, rows.ends, rows.inputs
     if inputs is None:  # an earlier step brought them meanwhile
         inputs = columns.last[slots]
     if flight.ended:
         alive = np.flatnonzero(~np.isin(slots, flight.ended))
         seats = [seats[index] for index in alive.tolist()]
-        slots, starts, inputs, tokens = slots[alive], starts[alive], inputs[alive], tokens[alive]
+        slots, starts, computed = slots[alive], starts[alive], computed[alive]
+        inputs, tokens = inputs[alive], tokens[alive]
     state.pool.flat[columns.base[slots] + starts] = inputs
-    computed = starts + 1
     columns.computed[slots] = computed
     columns.last[slots] = tokens
     state.counts["generation_tokens"] += len(seats)
     marked = computed >= columns.alarm[slots]
-    if columns.watching:
-        marked = np.logical_or(marked, columns.watch.take(tokens, mode="clip"))
+    if columns.watchers:
+        hits = columns.watch.take(tokens, None, None, "clip")
+        if _TRUE in hits.tobytes():
+            marked |= hits
     indices = marked.nonzero()[0]
     ended = _look_at(state, seats, computed, tokens, indices) if len(indices) else {}
-    over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
+    if ended:
+        over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
     outputs.parts.append(TokenBatch(seats, computed, tokens, ended, state.version))
 
 
@@ -278,4 +282,4 @@ def _seats(flight: InFlight) -> Sequence[Seat]:
 def _ends(flight: InFlight) -> Sequence[int]:
     """The position behind what the step computes, for each of `_seats`."""
     chunks = [chunk.start + chunk.length for chunk in flight.rows.chunks if chunk.length]
-    return [*(flight.rows.starts + 1).tolist(), *chunks]
+    return [*flight.rows.ends.tolist(), *chunks]

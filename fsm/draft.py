@@ -10,11 +10,11 @@ from leftfold.fsm.pages import PagePool
 
 def next_pages(pool: PagePool, count: int) -> tuple[list[int], list[int]]:
     """The next `count` pages of an untouched pool, and those of them that are cached: what a fresh draft takes."""
-    pages = list(islice(pool.free, count))
+    pages = list(islice(pool.free, count)) if pool.free else []
     if len(pages) == count:
         return pages, []
     evicted = list(islice(pool.cached, count - len(pages)))
-    return pages + evicted, evicted
+    return pages + evicted if pages else evicted, evicted
 
 
 class Draft:

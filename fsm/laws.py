@@ -8,6 +8,7 @@ import numpy as np
 
 from leftfold.events.digest import digest_of
 from leftfold.events.plan import Control, ExecutionPlan, Join, Joined, Plan, as_list
+from leftfold.fsm.columns import ONE
 from leftfold.fsm.controls import launch_control
 from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
@@ -32,12 +33,13 @@ def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | No
         _preempt(state, slot)
     if plan.ops:
         launch_control(state)
-    joined = [_join(state, row) for row in plan.join]
+    joined = [_join(state, row) for row in plan.join] if plan.join else []
     for slots, pages in plan.grow:
         _grow(state, as_list(slots), as_list(pages))
-    cached = state.pool.cached
     for _, _, pages in plan.evict:
-        state.pool.evict([page for page in as_list(pages) if page in cached])  # the rest was granted
+        cached = state.pool.cached
+        if unused := [page for page in as_list(pages) if page in cached]:  # the rest was granted
+            state.pool.evict(unused)
     return _launch(state, plan, joined)
 
 
@@ -82,8 +84,9 @@ def _grow(state: State, slots: list[int], pages: list[int]) -> None:
     for slot, page in zip(slots, pages, strict=True):
         seat = by_slot[slot]
         assert seat is not None
-        number = len(seat.pages)
-        seat.pages.append(page)
+        held = seat.pages
+        number = len(held)
+        held.append(page)
         reach = number * size + size
         runway[slot] = reach if reach < seat.last else seat.last
         if seat.edge == reach:  # all before is committed; otherwise the commit that fills the page before turns to this
@@ -111,19 +114,17 @@ def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRo
     columns, slots = state.columns, decode.slots
     starts = columns.planned[slots]
     inputs = None if state.in_flight else columns.last[slots]
-    planned = starts + 1
+    planned = starts + ONE
     columns.planned[slots] = planned
-    stopped = (planned >= columns.runway[slots]).nonzero()[0]
-    if len(stopped):
+    stopped = (planned >= columns.runway[slots]).nonzero()[0].tolist()
+    if stopped:
         seats, size = decode.seats, state.config.page_size
-        halted = [seats[index] for index in stopped.tolist()]
-        at_edge = [seat.slot for seat in halted if len(seat.pages) * size < seat.last]
-        state.at_edge += at_edge
-        if len(at_edge) < len(halted):
-            state.resting += [seat.slot for seat in halted if len(seat.pages) * size >= seat.last]
+        for index in stopped:
+            seat = seats[index]
+            (state.at_edge if len(seat.pages) * size < seat.last else state.resting).append(seat.slot)
     if chunks:
         planned_through(state, sorted([chunk.seat for chunk in chunks if chunk.samples], key=lambda seat: seat.order))
-    return StepRows(decode, starts, inputs, chunks, state.config.page_size)
+    return StepRows(decode, starts, planned, inputs, chunks, state.config.page_size)
 
 
 def _decode_rows(state: State, plan: Plan) -> RowSet:

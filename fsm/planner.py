@@ -25,7 +25,7 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
 
     `trace`: a list that gets the reasons why requests wait and rows give way; it changes no decision.
     """
-    wake_at = state.wake_at
+    wake_at = state.wake_at if state.deadlines.keys or state.closing_at else None
     overdue = [] if wake_at is None or wake_at > t else state.deadlines.upto(t)
     if state.closing_at and wake_at is not None and state.closing_at <= t:
         return Plan(ends=deadline_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
@@ -125,4 +125,4 @@ def _same_rows(state: State) -> Plan:
     if not needing:
         return Plan(step=state.next_step)
     pages, evicted = next_pages(state.pool, len(needing))
-    return Plan(step=state.next_step, grow=(Grow([*needing], pages),), evict=evictions(evicted))
+    return Plan(step=state.next_step, grow=(Grow(needing.copy(), pages),), evict=evictions(evicted))

@@ -41,13 +41,13 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
     outputs = Outputs()
     acks: list[Ack] = []
     execution: ExecutionPlan | None = None
-    if type(event) is Tick:
+    if type(event) is ForwardDone:
+        forward_done(state, event, outputs, acks)
+    elif type(event) is Tick:
         if plan is not None:
             execution = apply_plan(state, plan, outputs)
             if state.closing_at and not plan.empty:
                 stop_when_due(state, event.t, acks)
-    elif type(event) is ForwardDone:
-        forward_done(state, event, outputs, acks)
     elif handler := _HANDLERS.get(type(event)):
         handler(state, event, outputs, acks)
     else:
@@ -57,7 +57,7 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
     if state.gate is not Gate.RUNNING:
         settle(state, acks)
     heard = kv_events(state.pool) if state.pool.journal else ()
-    return Effects(execution, outputs, acks, heard, state.wake_at)
+    return Effects(execution, outputs, acks, heard, state.wake_at if state.deadlines.keys or state.closing_at else None)
 
 
 def _admit(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:

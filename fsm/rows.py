@@ -75,17 +75,19 @@ class ChunkRow(NamedTuple):
 class StepRows(RowSource):
     """The rows of one plan: decode rows as columns, chunk rows one by one. Holds values only, no state.
 
-    `starts`: int64, first position of each decode row; `inputs`: its input token, or None while an earlier step, which
-    brings it, is in flight.
+    `starts`, `ends`: int64, the position of each decode row, and the one behind it; `inputs`: its input token, or None
+    while an earlier step, which brings it, is in flight.
     """
 
-    __slots__ = ("_rows", "chunks", "decode", "inputs", "page_size", "starts")
+    __slots__ = ("_rows", "chunks", "decode", "ends", "inputs", "page_size", "starts")
 
     def __init__(
-        self, decode: RowSet, starts: IntArray, inputs: IntArray | None, chunks: Sequence[ChunkRow], page_size: int
-    ) -> None:
+        self, decode: RowSet, starts: IntArray, ends: IntArray, inputs: IntArray | None, chunks: Sequence[ChunkRow],
+        page_size: int,
+    ) -> None:  # fmt: skip
         self.decode = decode
         self.starts = starts
+        self.ends = ends
         self.inputs = inputs
         self.chunks = chunks
         self.page_size = page_size

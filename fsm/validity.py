@@ -16,6 +16,7 @@ from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.state import State
 
 _REASONS = frozenset([reason.value for reason in FinishReason])
+_INT = {int}
 MAX_INT = (1 << 62) - 1
 
 
@@ -114,15 +115,15 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 def _plainly_usable(pool: PagePool, granted: list[int], evicted: list[int]) -> bool:
     """The common case: free pages, and cached ones that are evicted, each once."""
-    free, cached = pool.free, pool.cached
-    for page in evicted:
-        if type(page) is not int or page not in cached:
-            return False
+    if not set(map(type, evicted)) <= _INT or not set(map(type, granted)) <= _INT:
+        return False
     dropped = set(evicted)
-    for page in granted:
-        if type(page) is not int or (page not in dropped and page not in free):
-            return False
-    return len(dropped) == len(evicted) and len(set(granted)) == len(granted)
+    if len(dropped) < len(evicted) or not all(map(pool.cached.__contains__, evicted)):
+        return False
+    if granted == evicted:
+        return True
+    free = [page for page in granted if page not in dropped] if evicted else granted
+    return len(set(granted)) == len(granted) and all(map(pool.free.__contains__, free))
 
 
 def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:
@@ -241,8 +242,8 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
         if not {*state.resting} <= {*left, *left_out}:
             raise PlanRefused(f"chunks: slots {state.resting} are planned up to their limits and not left out")
     grown: list[int] = []
-    for slots, pages in plan.grow:
-        grown += as_list(slots)
+    for slots, pages in plan.grow:  # of which there is at most one
+        grown = as_list(slots)
         if len(slots) != len(pages):
             raise PlanRefused(f"grow: {len(slots)} slots get {len(pages)} pages")
     if needing != grown:

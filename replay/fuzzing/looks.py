@@ -73,7 +73,7 @@ def check_rest(state: State) -> None:
     names = ("running", "waiting", "stopping", "live", "in_flight", "pages_held", "queued_tokens")
     left = [name for name in names if stats[name]]
     left += [name for name in ("controls", "pause_calls", "stopping") if getattr(state, name)]
-    if left or state.wake_at is not None or state.columns.watching:
+    if left or state.wake_at is not None or state.columns.watchers:
         raise Violation("leak", f"{left} are left when nothing lives, wake_at is {state.wake_at}")
     if len(state.free_slots) != len(state.by_slot):
         raise Violation("leak", f"slots {state.free_slots} are free, not all {len(state.by_slot)}")

@@ -120,11 +120,11 @@ def leave_running_slot(state: State) -> None:
 
 
 def watch_more(state: State) -> None:
-    state.columns.watch[3] += 1
+    state.columns.watch[3] = not state.columns.watch[3]
 
 
 def watch_less(state: State) -> None:
-    state.columns.watch[900] -= 1
+    state.columns.watchers[900] += 1
 
 
 def final_off(state: State) -> None:

@@ -23,7 +23,7 @@ SHARED: tuple[tuple[str, str], ...] = (
     ("Request", "tokens"),  # replaced, never written
     ("Request", "want"),  # of the event
     ("ChunkRow", "tokens"),
-    ("StepRows", "starts"),  # a plan's rows hold values only
+    ("StepRows", "starts"), ("StepRows", "ends"),  # a plan's rows hold values only
     ("StepRows", "inputs"),
 )
 """Mutable values that copies may share: class and attribute that holds them."""

@@ -86,7 +86,7 @@ def test_what_two_requests_watch_is_watched_until_both_are_gone(shared: int) -> 
         effects = step(state, ForwardDone(t=1, step=plan.step, tokens=next(script)))
     (last,) = effects.outputs
     assert (last.rid, last.finish_reason, last.position) == ("b", FinishReason.STOP, 4)
-    assert state.columns.watching == 0 and not state.columns.watch.any()
+    assert not state.columns.watchers and not state.columns.watch.any()
 
 
 def test_no_stop_id_given_means_none() -> None:
