@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
+from itertools import compress
+from operator import is_not
 from typing import Any, NoReturn
 
 import numpy as np
@@ -63,9 +65,9 @@ def _present(record: Any, where: str) -> dict[str, Any]:
     """The fields that are not at their defaults. Raises `CodecError` for one that could not be read back."""
     out: dict[str, Any] = {}
     layout = _LAYOUTS[type(record)]
-    for (name, default, check), value in zip(layout.writes, layout.values(record), strict=True):
-        if value is default:
-            continue
+    values = layout.values(record)
+    given = map(is_not, values, layout.defaults)
+    for (name, default, check), value in compress(zip(layout.writes, values, strict=True), given):
         if check is not None and not check(value):
             _refuse(where, name, value)
         if type(value) is SamplingParams:

@@ -13,6 +13,7 @@ from leftfold.events.codec import params_json, plan_json
 from leftfold.events.plan import ExecutionPlan, Joined, Plan, TokenArray
 
 START = "0" * 32
+_INT32 = np.dtype("<i4")
 
 
 def canonical(value: Any) -> bytes:
@@ -55,7 +56,7 @@ def _part(name: bytes, content: bytes) -> tuple[bytes, bytes]:
 
 
 def _token_bytes(tokens: TokenArray) -> bytes:
-    return np.ascontiguousarray(tokens, "<i4").tobytes()
+    return np.ascontiguousarray(tokens, _INT32).tobytes()
 
 
 def chain_digest(previous: str, plan: ExecutionPlan) -> str:

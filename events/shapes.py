@@ -35,14 +35,16 @@ class Layout:
     """The fields of one class of records, private ones and `t` left out.
 
     `fields`: name and default of each, in order. `reads`: what each field's value must pass, by name (None: anything).
-    `writes`: name, default and check (None: anything) of each before it is written. `values(record)`: of each.
+    `writes`: name, default and check (None: anything) of each before it is written. `values(record)`: of each;
+    `defaults` likewise.
     """
 
-    __slots__ = ("fields", "reads", "values", "writes")
+    __slots__ = ("defaults", "fields", "reads", "values", "writes")
 
     def __init__(self, cls: type) -> None:
         public = [f for f in fields(cls) if not f.name.startswith("_") and f.name != "t"]
         self.fields: tuple[tuple[str, Any], ...] = tuple((f.name, f.default) for f in public)
+        self.defaults = [f.default for f in public]
         hints, judged = get_type_hints(cls), JUDGED.get(cls, ())
         exact = {name: _check_of(hints[name]) for name, _ in self.fields}
         if cls is SamplingParams:

@@ -24,6 +24,7 @@ NAME: Mapping[str, str] = {"text": "name"}
 PLAIN: Mapping[str, str] = {"text": "plain"}
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """How a request's tokens are drawn and when it ends.

@@ -21,6 +21,7 @@ from leftfold.fsm.request import Request
 from leftfold.fsm.seating import enqueue
 from leftfold.fsm.state import State
 
+_UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 MAX_INT = (1 << 62) - 1
 
 MAX_CHOICES = 128
@@ -53,7 +54,7 @@ def admit(state: State, event: Admit, outputs: Outputs) -> None:
     With n > 1 every choice is a request of its own; all but the first wait until the first has computed the prompt, and
     find its pages in the prefix cache.
     """
-    if choices(state, event.rid, event.epoch):
+    if event.rid in state.by_rid and choices(state, event.rid, event.epoch):
         state.count("ignored")
         return
     try:
@@ -153,8 +154,8 @@ def _tokens(prompt: Any, vocab_size: int | None) -> TokenArray:
     if tokens.dtype.kind not in "iu":
         raise Refusal("invalid", f"prompt holds {tokens[0]!r}, which is no token id")
     bound = MAX_TOKEN + 1 if vocab_size is None else vocab_size
-    unsigned = tokens.view(f"u{tokens.dtype.itemsize}")  # so that one look finds negative ids, too
-    if int(unsigned.max()) >= bound:
+    unsigned = tokens.view(_UNSIGNED[tokens.dtype.itemsize])  # so that one look finds negative ids, too
+    if unsigned[unsigned.argmax()] >= bound:
         at = int((unsigned >= bound).argmax())
         raise Refusal("invalid", f"prompt[{at}] is {int(tokens[at])}, outside the vocabulary (0 to {bound - 1})")
     return tokens.astype(np.int32)
@@ -188,7 +189,8 @@ def _check(state: State, event: Admit, prompt: int) -> None:
         raise Refusal("invalid", f"priority is {event.priority!r}, it must be a 64-bit integer")
     if event.cache not in ("use", "read", "off"):
         raise Refusal("invalid", f"cache is {event.cache!r}, it must be use, read or off")
-    _check_want(event)
+    if event.want is not None:
+        _check_want(event.want)
     _check_supported(event)
 
 
@@ -201,11 +203,11 @@ def _check_writable(event: Admit) -> None:
         raise Refusal("invalid", f"the request cannot be written down: {error}") from None
 
 
-def _check_want(event: Admit) -> None:
+def _check_want(want: object) -> None:
     """`logprobs`: so many alternatives a token; `logprobs_from`: the same for the prompt from that position on."""
-    if event.want is not None and not isinstance(event.want, Mapping):
-        raise Refusal("invalid", f"want is {event.want!r}, it must be a mapping")
-    for name, value in (event.want or {}).items():
+    if not isinstance(want, Mapping):
+        raise Refusal("invalid", f"want is {want!r}, it must be a mapping")
+    for name, value in want.items():
         if name not in ("logprobs", "logprobs_from"):
             raise Refusal("invalid", f"want {name!r} is not supported")
         most = MAX_LOGPROBS if name == "logprobs" else MAX_TOKEN
@@ -216,6 +218,9 @@ def _check_want(event: Admit) -> None:
 def _check_supported(event: Admit) -> None:
     """What the vocabulary has and these laws do not do yet is refused, never ignored."""
     params = event.params
+    plain = params.grammar is None and not params.processors and not event.adapter and not event.media
+    if plain and event.session is None and event.peer is None and event.shard is None and event.task == "generate":
+        return
     wanted = {
         "grammar": params.grammar is not None,
         "processors": bool(params.processors),

@@ -21,7 +21,7 @@ from leftfold.fsm.sketch import Sketch
 def eligible(sketch: Sketch) -> Iterator[Request]:
     """Requests that may join now, by rank."""
     line = sketch.state.waiting
-    if line and not may_join(sketch.state, line.oldest):
+    if line.keys and not may_join(sketch.state, line.oldest):
         return  # a drain runs what came first, and nothing of that waits
     for request in line if sketch.joining is None else sketch.joining:
         if request not in sketch.overdue and may_join(sketch.state, request) and not _follows(request):

@@ -21,6 +21,8 @@ class FinishReason(StrEnum):
     ERROR = "error"
     DEADLINE = "deadline"
 
+    __hash__ = str.__hash__  # that of its value: an enumeration's own hashes the name anew at every look-up
+
 
 class Usage(NamedTuple):
     """Tokens of a finished request; `cached`: prompt tokens that the prefix cache held at its first join."""

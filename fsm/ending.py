@@ -10,6 +10,8 @@ from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.seating import dequeue, leave_rows, release
 from leftfold.fsm.state import KEPT_FINISHED, InFlight, State
 
+_COUNTED = {reason: f"finished_{reason.value}" for reason in FinishReason}
+
 
 def end_with_output(
     state: State,
@@ -41,7 +43,7 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
             _lead_anew(request, alike)
         state.tenants.ended(request.tenant)
         _drop_deadlines(state, request)
-        state.count(f"finished_{reason.value}")
+        state.counts[_COUNTED[reason]] += 1
         if request.seat is None:
             dequeue(state, request)
             _gone(state, request, Trigger.END)

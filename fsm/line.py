@@ -59,8 +59,9 @@ class Line:
 
     def joined(self, request: Request) -> None:
         """`request` has left the line for a seat: whoever came before it and still waits was overtaken."""
-        self.forget()
-        if self and self.oldest.arrival < request.arrival:
+        if self.overtakers:
+            self.forget()
+        if self.keys and self.keys[0][0] < request.arrival:
             insort(self.overtakers, request.arrival)
 
     def forget(self) -> None:

@@ -105,17 +105,17 @@ class PagePool:
 
     def store(self, pages: Sequence[int], start: int, tokens: TokenArray) -> None:
         """Mirror `tokens` at positions from `start` of a row that holds `pages`: whole pages at once."""
-        size, at, end = self.page_size, start, start + len(tokens)
-        while at < end:
-            number, within = divmod(at, size)
-            whole = 0 if within else (end - at) // size
-            taken = whole * size or min(size - within, end - at)
-            piece = tokens[at - start : at - start + taken]
-            if whole:
-                self.tokens[pages[number : number + whole]] = piece.reshape(whole, size)
-            else:
-                self.tokens[pages[number], within : within + taken] = piece
-            at += taken
+        size, count = self.page_size, len(tokens)
+        number, within = divmod(start, size)
+        done = min(-start % size, count)  # of the page that is begun
+        if done:
+            self.tokens[pages[number], within : within + done] = tokens[:done]
+            number += 1
+        whole, rest = divmod(count - done, size)
+        if whole:
+            self.tokens[pages[number : number + whole]] = tokens[done : count - rest].reshape(whole, size)
+        if rest:
+            self.tokens[pages[number + whole], :rest] = tokens[count - rest :]
 
     def publish(self, full: Iterable[tuple[int, bytes, bytes | None]]) -> None:
         """Make full pages findable: (page, key, key of the page before or None). Where a key is already published its

@@ -48,7 +48,7 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
 def _plan(sketch: Sketch) -> Plan | None:
     """Rows in this order: those that decode, prefill chunks in progress, admissions."""
     state = sketch.state
-    if state.policy.preempts and state.waiting and not state.suspects:
+    if state.policy.preempts and state.waiting.keys and not state.suspects:
         make_way(sketch)
     enough = grow(sketch) if state.at_edge else True
     sketch.chunks = [Chunk(slot, 0, False) for slot in sketch.left_out]
@@ -58,7 +58,7 @@ def _plan(sketch: Sketch) -> Plan | None:
             sketch.chunks.append(Chunk(seat.slot, 0, False))
         else:
             sketch.chunk(seat.slot, int(state.columns.planned[seat.slot]), seat.target)
-    if state.waiting and enough:
+    if state.waiting.keys and enough:
         admit(sketch)
     elif sketch.trace is not None:
         for request in state.waiting:

@@ -45,7 +45,7 @@ class Seat:
 class Request:
     """What rarely changes of a request, which is one choice of what was admitted.
 
-    `tokens`: int32, all that is known (prompt, then generated) as of the last join; a running request's newer tokens
+    `key`: how plans address it (rid, epoch, choice). `tokens`: int32, all that is known (prompt, then generated) as of the last join; a running request's newer tokens
     are in its pages. `limit`: tokens at which it ends. `keys`: prefix keys of full pages, as far as computed, under
     `root`. `leader`: the choice of the same request that computes the prompt first. `deadline_at`,
     `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone. `cached`: prompt
@@ -54,8 +54,8 @@ class Request:
     """
 
     __slots__ = (
-        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "keys", "leader", "limit", "params", "phase",
-        "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
+        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "key", "keys", "leader", "limit", "params",
+        "phase", "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
         "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
     )  # fmt: skip
 
@@ -67,6 +67,7 @@ class Request:
         self.rid = rid
         self.epoch = epoch
         self.choice = choice
+        self.key = (rid, epoch, choice)
         self.arrival = arrival
         self.tokens = tokens
         self.prompt_len = len(tokens)
@@ -97,11 +98,6 @@ class Request:
         """Whether it finds and publishes pages: as it wishes (to find, to publish), where there is a prefix cache."""
         self.reads_cache = there and self.wishes[0]
         self.publishes = there and self.wishes[1]
-
-    @property
-    def key(self) -> tuple[str, int, int]:
-        """How plans address it: rid, epoch, choice."""
-        return (self.rid, self.epoch, self.choice)
 
     def copy(self) -> Request:
         """A copy without its seat."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -38,12 +39,11 @@ class RowSet:
 
     def without(self, indices: Sequence[int]) -> RowSet:
         """The set less the rows at `indices` (ascending)."""
-        keep = np.ones(len(self.seats), np.bool_)
-        seats = self.seats.copy()
+        seats, slots = self.seats.copy(), self.slots
         for index in reversed(indices):
             del seats[index]
-            keep[index] = False
-        return RowSet(seats, self.slots[keep])
+        kept = [slots[after + 1 : index] for after, index in pairwise((-1, *indices, len(slots)))]
+        return RowSet(seats, np.concatenate(kept))
 
     def including(self, joined: list[Seat]) -> RowSet:
         """The set with `joined` (ascending by `order`) put where their order belongs."""

@@ -237,9 +237,10 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
         left = [seat.slot for seat in leaving]
         known = {*state.prefilling, *(row.slot for row in plan.join)}
         left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in known]
-        needing = [slot for slot in needing if slot not in left and slot not in left_out]
+        if left or left_out:
+            needing = [slot for slot in needing if slot not in left and slot not in left_out]
         decoding -= len(left_out) + sum(slot not in state.prefilling for slot in left)
-        if not {*state.resting} <= {*left, *left_out}:
+        if state.resting and not {*state.resting} <= {*left, *left_out}:
             raise PlanRefused(f"chunks: slots {state.resting} are planned up to their limits and not left out")
     grown: list[int] = []
     for slots, pages in plan.grow:  # of which there is at most one
