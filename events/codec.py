@@ -191,9 +191,10 @@ def _ordinals(seq: int | None, t: int) -> bytes:
 def _plain(done: ForwardDone) -> bool:
     """A result as executors give it, which needs no look at its fields one by one."""
     tokens = done.tokens
-    plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens)
-    whole = type(done.step) is int and _LEAST <= done.step <= _MOST and (done.digest is None or type(done.digest) is str)
-    return bool(plain and whole and done.error is None and done.counts is None and not done.ended and not done.scores)
+    plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens) > 0
+    whole = type(done.step) is int and _LEAST <= done.step <= _MOST
+    text = done.digest is None or type(done.digest) is str
+    return plain and whole and text and done.error is done.counts is None and not done.ended and not done.scores
 
 
 # Reading

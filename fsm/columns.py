@@ -41,7 +41,7 @@ class Columns:
         self.base: IntArray = np.zeros(slots, np.int64)
         self.alarm: IntArray = np.zeros(slots, np.int64)
         self.last: IntArray = np.zeros(slots, np.int64)
-        # watch[token]: whether a running request stops at it; the last entry stays False, larger tokens are clipped to it
+        # watch[token]: whether a running request stops at it; the last entry stays False, larger tokens clip to it
         self.watch: npt.NDArray[np.bool_] = np.zeros(1, np.bool_)
         self.watchers: dict[int, int] = {}
 
