@@ -194,7 +194,8 @@ def _plain(done: ForwardDone) -> bool:
     plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens) > 0
     whole = type(done.step) is int and _LEAST <= done.step <= _MOST
     text = done.digest is None or type(done.digest) is str
-    return plain and whole and text and done.error is done.counts is None and not done.ended and not done.scores
+    alone = done.error is None and done.counts is None and not done.ended and not done.scores
+    return plain and whole and text and alone
 
 
 # Reading

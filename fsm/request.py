@@ -45,7 +45,8 @@ class Seat:
 class Request:
     """What rarely changes of a request, which is one choice of what was admitted.
 
-    `key`: how plans address it (rid, epoch, choice). `tokens`: int32, all that is known (prompt, then generated) as of the last join; a running request's newer tokens
+    `key`: how plans address it: rid, epoch, choice.
+    `tokens`: int32, all that is known (prompt, then generated) as of the last join; a running request's newer tokens
     are in its pages. `limit`: tokens at which it ends. `keys`: prefix keys of full pages, as far as computed, under
     `root`. `leader`: the choice of the same request that computes the prompt first. `deadline_at`,
     `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone. `cached`: prompt
@@ -55,8 +56,8 @@ class Request:
 
     __slots__ = (
         "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "key", "keys", "leader", "limit", "params",
-        "phase", "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache", "rid", "root",
-        "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
+        "phase", "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache",
+        "rid", "root", "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
     )  # fmt: skip
 
     phase: Phase | None
