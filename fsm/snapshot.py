@@ -18,6 +18,7 @@ from leftfold.events.codec import decode_params, plain, plain_params
 from leftfold.events.plan import TokenArray
 from leftfold.events.types import SamplingParams
 from leftfold.fsm.errors import SnapshotInvalid
+from leftfold.fsm.columns import ONE
 from leftfold.fsm.gate import Gate
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import Config
@@ -152,11 +153,11 @@ class _Encoder:
 
     def columns(self) -> dict[str, Any]:
         columns = self._state.columns
-        watched = columns.watch.nonzero()[0]
+        watched = columns.watch.nonzero()[0].tolist()
         return {
             **{name: getattr(columns, name) for name in _COLUMNS},
-            "watched": watched, "watchers": columns.watch[watched], "watch": len(columns.watch),
-            "watching": columns.watching,
+            "watched": watched, "watchers": [columns.watchers[token] for token in watched],
+            "watch": len(columns.watch),
         }  # fmt: skip
 
 
@@ -274,7 +275,8 @@ class _Decoder:
             for at, start, length, samples, tokens in raw["chunks"]
         ]
         inputs = None if raw["inputs"] is None else np.asarray(raw["inputs"], np.int64)
-        rows = StepRows(self.rows(raw["decode"]), np.asarray(raw["starts"], np.int64), inputs, chunks, page_size)
+        starts = np.asarray(raw["starts"], np.int64)
+        rows = StepRows(self.rows(raw["decode"]), starts, starts + ONE, inputs, chunks, page_size)
         return InFlight(raw["step"], raw["digest"], rows, [*raw["ops"]], [*raw["ended"]])
 
 
@@ -292,9 +294,9 @@ def _fill_columns(state: State, raw: Mapping[str, Any]) -> None:
     columns = state.columns
     for name in _COLUMNS:
         setattr(columns, name, np.array(raw[name], np.int64))
-    columns.watch = np.zeros(raw["watch"], np.int64)
-    columns.watch[np.asarray(raw["watched"], np.int64)] = np.asarray(raw["watchers"], np.int64)
-    columns.watching = raw["watching"]
+    columns.watchers = dict(zip(raw["watched"], raw["watchers"], strict=True))
+    columns.watch = np.zeros(raw["watch"], np.bool_)
+    columns.watch[np.asarray(raw["watched"], np.int64)] = True
 
 
 def _fill_pool(pool: PagePool, raw: Mapping[str, Any]) -> None:
