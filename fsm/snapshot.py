@@ -17,8 +17,8 @@ from leftfold.events.codec import decode as decode_event
 from leftfold.events.codec import decode_params, plain, plain_params
 from leftfold.events.plan import TokenArray
 from leftfold.events.types import SamplingParams
-from leftfold.fsm.errors import SnapshotInvalid
 from leftfold.fsm.columns import ONE
+from leftfold.fsm.errors import SnapshotInvalid
 from leftfold.fsm.gate import Gate
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import Config
