@@ -7,6 +7,7 @@ import os
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ from leftfold.attaching import Delivery
 from leftfold.engine import Engine
 from leftfold.errors import ConfigurationError
 from leftfold.events import EventLog, LogError, LogLocked, TornTail
+from leftfold.events.gaps import gaps, note_gap
+from leftfold.events.writer import LogWriter
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ExecutorError
 from leftfold.executor.models.llama import KVMemory
@@ -25,7 +28,7 @@ from leftfold.executor.weights import load
 from leftfold.fsm import Config, ConfigError
 from leftfold.hub import ResolvedModel, resolve
 from leftfold.identity import check_beginning, identity
-from leftfold.keeping import CommittedLog, NoLog
+from leftfold.keeping import Keeper, NoLog
 from leftfold.kernels.attention import SCORE_BYTES
 from leftfold.kernels.registry import KernelError, parse_overrides
 from leftfold.options import EngineOptions
@@ -33,6 +36,7 @@ from leftfold.replay import policies
 
 logger = logging.getLogger("leftfold.builder")
 
+CHOICES = {"durability": ("off", "async", "strict"), "on_log_failure": ("stop", "serve")}
 PAGE_SIZE = 16
 MAX_NUM_SEQS = 64
 TOKENS_PER_SEQUENCE = {"cpu": 256, "cuda": 512}
@@ -62,8 +66,9 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
     log that is in use or damaged); nothing is left half-written then.
     """
     chosen = EngineOptions.of(options)
-    if chosen.durability not in ("async", "off"):
-        raise ConfigurationError(f"durability {chosen.durability!r} is not supported yet: choose async or off")
+    for name, words in CHOICES.items():
+        if (value := getattr(chosen, name)) not in words:
+            raise ConfigurationError(f"{name} is {value!r}: choose one of {', '.join(words)}")
     found = resolve(chosen.model)
     own = _identity(found)
     log = open_existing_log(chosen, found.name, own)  # before anything is loaded, so that what is wrong is known soon
@@ -83,6 +88,7 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
         code=leftfold.__version__,
         resume=chosen.resume,
         log_logprobs=chosen.log_logprobs,
+        on_log_failure=chosen.on_log_failure,
     )
 
 
@@ -115,7 +121,7 @@ def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, C
     return executor, config
 
 
-def open_existing_log(options: EngineOptions, name: str, own: str) -> CommittedLog | None:
+def open_existing_log(options: EngineOptions, name: str, own: str) -> Keeper | None:
     """The log that is there already, locked, checked and of model `own`; None if there is none yet.
 
     Raises ConfigurationError.
@@ -123,7 +129,6 @@ def open_existing_log(options: EngineOptions, name: str, own: str) -> CommittedL
     if options.durability == "off" or not _log_path(options, name).exists():
         return None
     log = open_log(options, name)
-    assert isinstance(log, CommittedLog)
     try:
         check_beginning(log, own)
     except LogError as error:
@@ -139,8 +144,8 @@ def _log_path(options: EngineOptions, name: str) -> Path:
     return Path(options.log_dir) if options.log_dir is not None else Path("logs") / name
 
 
-def open_log(options: EngineOptions, name: str) -> NoLog | CommittedLog | EventLog:
-    """The log that the options ask for; a torn tail is cut off and said so. Raises ConfigurationError."""
+def open_log(options: EngineOptions, name: str) -> NoLog | LogWriter:
+    """The log that the options ask for; a torn tail is cut off and said so, as is a gap. Raises ConfigurationError."""
     if options.durability == "off":
         return NoLog()
     path = _log_path(options, name)
@@ -148,13 +153,19 @@ def open_log(options: EngineOptions, name: str) -> NoLog | CommittedLog | EventL
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", TornTail)
             log = EventLog.open(path)
+        missing = [gap for gap in gaps(path) if gap.seq >= log.next_seq - 1]
     except LogLocked as error:
         raise ConfigurationError(str(error)) from error
     except (LogError, OSError) as error:
+        if options.on_log_failure == "serve" and isinstance(error, OSError) and not isinstance(error, LogError):
+            logger.error("the log %s cannot be opened, so none is kept: %s", path, error)
+            return NoLog(f"{path} cannot be opened: {error.strerror or error}")
         raise ConfigurationError(f"the log {path} cannot be opened: {error}") from error
     for warning in caught:
         logger.warning("%s: %s", path, warning.message)
-    return CommittedLog(log)
+    for gap in missing:
+        logger.warning("%s: an engine went on without its log after record %d: %s", path, gap.seq, gap.reason)
+    return LogWriter(log, strict=options.durability == "strict", note=partial(note_gap, path))
 
 
 def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
@@ -12,15 +13,28 @@ from typing import Any
 
 from leftfold.attaching import Attaching, Delivery, delivery
 from leftfold.errors import ConfigurationError, EngineError, EngineFault
-from leftfold.events import Abort, Admit, ControlDone, Event, ExecutorLost, ForwardDone, LogError, Started, Tick
+from leftfold.events import (
+    Abort,
+    Admit,
+    ControlDone,
+    Event,
+    EventLog,
+    ExecutorLost,
+    ForwardDone,
+    LogError,
+    Started,
+    Tick,
+)
 from leftfold.executor.base import Attachment, Executor, Result
 from leftfold.fsm import LAWS, Config, Gate, decide
 from leftfold.fsm.state import InFlight
 from leftfold.identity import check_model
+from leftfold.keeping import Keeper, keeper
 from leftfold.losses import Key, Losses, Verdict, places
 from leftfold.refuse import refusal
 from leftfold.replay.errors import ReducerFault, ReplayError
 from leftfold.replay.fold import Fold
+from leftfold.telling import STOP, Telling
 from leftfold.worker import Done, GivenUp, Lost, Ready, Worker
 
 logger = logging.getLogger("leftfold.engine")
@@ -28,7 +42,12 @@ logger = logging.getLogger("leftfold.engine")
 CLOSE_SECONDS = 1.0
 """How long a stop waits for the step that runs; its rows go on from the log at the next start."""
 
+SAVE_SECONDS = 10.0
+"""How long a stop waits for the disk to take what it has not taken yet."""
+
 _STOP = object()
+_NEWS = object()
+"""The log is further than it was, or fails, or does not fail any more."""
 
 
 class Engine:
@@ -36,14 +55,15 @@ class Engine:
 
     `start` folds what the log holds and logs a `Started`; `run` loops in the calling thread until `stop` (or until
     a `Shutdown` is through); `submit`, `stop` and `stats` may be called from any thread. `on_effects(delivery)` is
-    called in the engine's thread after each event, once the log is flushed. `clock`: wall nanoseconds. `resume`:
-    whether requests that the log holds go on; else they are aborted at the start.
+    called in the engine's thread for each event, in order, once the log says that the event is safe; the engine goes on
+    computing meanwhile. `on_log_failure`: "stop" admitting, or "serve" on, while the log cannot be written. `clock`:
+    wall nanoseconds. `resume`: whether requests that the log holds go on; else they are aborted at the start.
     """
 
     def __init__(
         self,
         *,
-        log: Any,
+        log: EventLog | Keeper,
         executor: Executor,
         config: Config,
         model: str,
@@ -53,8 +73,9 @@ class Engine:
         backoff: float = 0.2,
         resume: bool = True,
         log_logprobs: bool = False,
+        on_log_failure: str = STOP,
     ) -> None:
-        self.log = log
+        self.log = keeper(log)
         self.config = config
         self.model = model
         self.fault = ""
@@ -69,7 +90,9 @@ class Engine:
         self._worker = Worker(executor, self._inbox.put, backoff)
         self._backoff = backoff
         self._lock = threading.Lock()
-        self._pending: list[Delivery] = []
+        self._telling = Telling(self.log, on_log_failure)
+        self._deferred: deque[Event] = deque()
+        self._news = False
         self._attaching = Attaching()
         self._launched = 0
         self._wall = 0
@@ -80,6 +103,7 @@ class Engine:
         self._again = False
         self._stopping = False
         self._closed = False
+        self.log.listen(self._log_news)
 
     @property
     def state(self) -> Any:
@@ -103,7 +127,18 @@ class Engine:
         """What the state says right now, and why nothing is taken if so (`fault`)."""
         with self._lock:
             figures = dict(self.state.stats()) if self.state is not None else {}
-        return {**figures, "incarnation": self._incarnation, "fault": self.fault}
+        return {**figures, **self.log.figures(), "incarnation": self._incarnation, "fault": self.fault}
+
+    @property
+    def refusing(self) -> str:
+        """Why nothing is admitted, "" while it is."""
+        return self.fault or self._telling.refusing
+
+    def _log_news(self) -> None:
+        """In the log's thread. One message is enough for all that has happened until it is taken."""
+        if not self._news:
+            self._news = True
+            self._inbox.put(_NEWS)
 
     # The life of an engine
 
@@ -120,6 +155,7 @@ class Engine:
                 self._worker.start()
                 self._started()
                 self._take_up()
+                self._commit()
         except BaseException:
             self.close()
             raise
@@ -168,23 +204,34 @@ class Engine:
         self._closed = True
         self._worker.close(timeout)
         try:
-            self.log.close()
+            self.log.close(SAVE_SECONDS)
         except (OSError, LogError) as error:
             logger.error("the log could not be closed: %s", error)
+        self._emit()
 
     # The loop
 
     def _turn(self, messages: Iterable[Any]) -> None:
-        """Everything that waited, in its order; then at most one decision; then, the log flushed, what it led to."""
+        """Everything that waited, in its order; then at most one decision; then what may leave by now does."""
         try:
             with self._lock:
                 for message in messages:
                     self._handle(message)
+                self._admit_deferred()
                 if self.state is not None and self.state.gate is Gate.STOPPED:
                     self._stopping = True
-                self._again = not self.fault and not self._stopping and self._tick()
+                self._again = self._may_plan() and self._tick()
         finally:
+            self._commit()
             self._emit()
+
+    def _may_plan(self) -> bool:
+        """Not while more waits for the disk than memory should hold; a log that fails for so long is given up."""
+        if self.fault or self._stopping or self._telling.stranded:
+            return False
+        if self.log.full and self.log.failure is not None and not (self.log.strict and self.refusing):
+            self.log.abandon(f"{self.log.failure.reason}, and too much waits for it")
+        return not self.log.full
 
     def _take(self) -> list[Any]:
         """All messages that are there; waits for one when there is nothing to do."""
@@ -218,19 +265,35 @@ class Engine:
                     self._started(again=True)
             case GivenUp(error):
                 raise EngineError(f"the executor was lost and cannot be reset: {error}")
+            case _ if message is _NEWS:
+                self._news = False
+                if self._telling.stranded:
+                    self._telling.strand(self.state)
             case _ if message is _STOP:
+                self._admit_deferred(all_of_them=True)
                 self._stopping = True
-            case _ if self.fault:
-                self._pending.append(delivery(refusal(message, "failed", self.fault)))
+            case _ if self._deferred or self.log.behind:
+                self._deferred.append(message)
             case _:
                 self._submitted(message)
 
+    def _admit_deferred(self, all_of_them: bool = False) -> None:
+        """What clients sent while the disk was behind, in its order, as far as it has caught up."""
+        while self._deferred and (all_of_them or not self.log.behind):
+            self._submitted(self._deferred.popleft())
+
     def _submitted(self, event: Event) -> None:
+        if self.fault or self._telling.stranded:
+            self._telling.tell(refusal(event, "failed", self.refusing))
+            return
+        if self.refusing and (isinstance(event, Admit) or getattr(event, "call", "")):
+            self._telling.tell(refusal(event, "closing", self.refusing))
+            return
         try:
             self._record(replace(event, t=self._now()))
         except (TypeError, ValueError) as error:  # a value that no record can hold; nothing was written
             logger.warning("%s refused: %s", type(event).__name__, error)
-            self._pending.append(delivery(refusal(event, "invalid", f"cannot be logged: {error}")))
+            self._telling.tell(refusal(event, "invalid", f"cannot be logged: {error}"))
             return
         if isinstance(event, Admit) and event.want and self.state is not None:
             self._attaching.open(event, self.state.live, self._launched)
@@ -348,27 +411,22 @@ class Engine:
                 self._attaching.take(event.step, attachments)
             joined = self._attaching.join(effects.outputs)
         told = delivery(effects, joined)
-        self._pending.append(told)
+        self._telling.hold(seq, told)
         return told
 
     def _emit(self) -> None:
-        """What the events led to leaves the engine, once they are on their way to the disk."""
-        pending, self._pending = self._pending, []
-        if not pending:
-            return
-        if any(effects.outputs or effects.acks for effects in pending):
-            self._flush()
-        if self.on_effects is None:
-            return
-        for effects in pending:
+        """What events that are safe by now led to leaves the engine."""
+        for effects in self._telling.leaving():
+            if self.on_effects is None:
+                continue
             try:
                 self.on_effects(effects)
             except Exception:  # the boundary: no listener stops the engine
                 logger.exception("a listener failed")
 
-    def _flush(self) -> None:
+    def _commit(self) -> None:
         try:
-            self.log.flush()
+            self.log.commit()
         except (OSError, LogError) as error:
             raise EngineError(f"the log cannot be written: {error}") from error
 

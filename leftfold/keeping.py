@@ -1,98 +1,129 @@
-"""How long events are kept: not at all, or group-committed to disk by a thread of their own."""
+"""How events are kept, as the engine sees it: not at all, in place, or by a thread of their own (events/writer.py)."""
 
 from __future__ import annotations
 
-import logging
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Protocol
 
-from leftfold.events import Event, EventLog, ForwardDone, LogError, Record, Tick, encode
-
-logger = logging.getLogger("leftfold.log")
-
-COMMIT_SECONDS = 0.1
-"""How often what was appended is made durable."""
+from leftfold.events import Event, EventLog, ForwardDone, Record, Tick, encode
+from leftfold.events.writer import Failure
 
 
-class NoLog:
-    """Numbers events and keeps none of them (`durability` "off"); what a log could not hold is refused all the same."""
+class Keeper(Protocol):
+    """What the engine needs of whoever keeps its events.
 
-    def __init__(self) -> None:
-        self._seq = 0
+    `safe`: the sequence number up to which what the events led to may leave. `strict`: whether that is what is durable.
+    `failure`: why nothing is kept now. `behind`, `full`: so much waits that nothing more should be admitted, or
+    planned.
+    """
+
+    @property
+    def strict(self) -> bool: ...
+
+    @property
+    def safe(self) -> int: ...
+
+    @property
+    def failure(self) -> Failure | None: ...
+
+    @property
+    def behind(self) -> bool: ...
+
+    @property
+    def full(self) -> bool: ...
+
+    def append(self, event: Event) -> int:
+        """Take an event; its number. TypeError or ValueError: it cannot be kept, and nothing happened."""
+
+    def commit(self) -> None:
+        """Everything up to here is to become safe. Raises `OSError`, `LogError`."""
+
+    def listen(self, news: Callable[[], None]) -> None:
+        """Call `news`, in any thread, when `safe` or `failure` has changed otherwise than by `commit`."""
+
+    def abandon(self, reason: str) -> None:
+        """Keep nothing any more."""
+
+    def figures(self) -> Mapping[str, Any]:
+        """Gauges and counters for metrics."""
+
+    def close(self, timeout: float | None = None) -> None:
+        """Keep the rest and let go. Raises `OSError`, `LogError` when something may be lost."""
+
+    def __iter__(self) -> Iterator[Record]:
+        """What was kept before."""
+
+
+class _AtOnce:
+    """What has no thread is never behind, and what fails raises at once."""
+
+    strict = False
+    failure: Failure | None = None
+    behind = full = False
+
+    def listen(self, news: Callable[[], None]) -> None:
+        pass  # `commit` says it all
+
+    def abandon(self, reason: str) -> None:
+        pass  # nothing is tried again
+
+
+class NoLog(_AtOnce):
+    """Numbers events and keeps none of them (`durability` "off"); what a log could not hold is refused all the same.
+
+    `why`: what is wrong with the log that was asked for.
+    """
+
+    def __init__(self, why: str = "") -> None:
+        self.safe = 0
+        self.failure = Failure(why, lasting=True) if why else None
 
     def append(self, event: Event) -> int:
         if not isinstance(event, Tick | ForwardDone):
             encode(event)
-        self._seq += 1
-        return self._seq
+        self.safe += 1
+        return self.safe
 
-    def flush(self) -> int:
-        return self._seq
+    def commit(self) -> None:
+        pass  # nobody waits for anything
 
-    sync = flush
+    def figures(self) -> Mapping[str, Any]:
+        return {} if self.failure is None else {"log_failures": 1, "log_failure": self.failure.reason}
 
-    def close(self) -> None:
+    def close(self, timeout: float | None = None) -> None:
         pass  # nothing is kept
 
     def __iter__(self) -> Iterator[Record]:
         return iter(())
 
 
-class GroupCommit:
-    """A thread that syncs a log every `seconds` while anything was appended; for `durability` "async".
+class InPlace(_AtOnce):
+    """Writes in the thread that appends; for logs in memory, and where a failing disk should stop everything."""
 
-    A write that fails (a full disk) has lost nothing and is tried again; a sync that fails breaks the log: the next
-    append raises, and so stops the engine with the reason.
-    """
-
-    def __init__(self, log: EventLog, seconds: float = COMMIT_SECONDS) -> None:
+    def __init__(self, log: EventLog) -> None:
+        self.safe = log.next_seq - 1
         self._log = log
-        self._seconds = seconds
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="leftfold-log", daemon=True)
-        self._thread.start()
 
-    def _run(self) -> None:
-        synced, failing = 0, False
-        while not self._done.wait(self._seconds):
-            if self._log.next_seq - 1 == synced:
-                continue
-            try:
-                synced = self._log.sync()
-            except LogError as error:  # broken or closed: nothing more can be done here
-                logger.error("the log is not made durable any more: %s", error)
-                return
-            except OSError as error:
-                if not failing:
-                    logger.error("the log could not be made durable, trying again: %s", error)
-                failing = True
-            else:
-                if failing:
-                    logger.warning("the log is durable again, up to seq %d", synced)
-                failing = False
+    def append(self, event: Event) -> int:
+        return self._log.append(event)
 
-    def close(self) -> None:
-        """Stop; the log's own `close` makes the rest durable."""
-        self._done.set()
-        self._thread.join()
+    def commit(self) -> None:
+        self.safe = self._log.flush()
 
+    def figures(self) -> Mapping[str, Any]:
+        return {"log_seq": self._log.next_seq - 1}
 
-class CommittedLog:
-    """A directory's log with its group commit, as one thing to the engine."""
-
-    def __init__(self, log: EventLog, seconds: float = COMMIT_SECONDS) -> None:
-        self._log = log
-        self._commit = GroupCommit(log, seconds)
-        self.append = log.append
-        self.flush = log.flush
-        self.sync = log.sync
+    def close(self, timeout: float | None = None) -> None:
+        self._log.close()
+        self.safe = self._log.next_seq - 1
 
     def __iter__(self) -> Iterator[Record]:
         return iter(self._log)
 
-    def close(self) -> None:
-        self._commit.close()
-        self._log.close()
+
+def keeper(log: EventLog | Keeper) -> Keeper:
+    """`log` as the engine takes it."""
+    return InPlace(log) if isinstance(log, EventLog) else log
 
 
-__all__ = ["CommittedLog", "GroupCommit", "NoLog"]
+__all__ = ["InPlace", "Keeper", "NoLog", "keeper"]

@@ -14,9 +14,10 @@ class EngineOptions:
     `model`: `smollm2`, a local folder, a `.gguf` file or a hub id. `log_dir`: the log itself; None is
     `logs/<model>`. `kv_tokens`, `page_size`, `max_*` in tokens or sequences; `kv_memory` in bytes. `threads` of the
     executor. `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `durability`:
-    "async" group-commits, "off" keeps no log. `resume`: requests that were live when the log ended go on; else they are
-    aborted at the start. `log_logprobs`: scores that clients were told are in the log, too. `pipeline_depth` None: 1 on
-    CUDA, 0 on a CPU.
+    nothing is told before its event is on disk ("strict"), or with the operating system and synced soon ("async"), or
+    no log is kept ("off"). `on_log_failure`: "stop" admitting while the log cannot be written, or "serve" on.
+    `resume`: requests that were live when the log ended go on; else they are aborted at the start. `log_logprobs`:
+    scores that clients were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU.
     """
 
     model: str = "smollm2"
@@ -39,6 +40,7 @@ class EngineOptions:
     threads: int | None = None
     kernels: str | None = None
     durability: str = "async"
+    on_log_failure: str = "stop"
     resume: bool = True
     log_logprobs: bool = False
 

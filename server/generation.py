@@ -136,7 +136,7 @@ class Generation:
         try:
             self._state.check_awake()
         except ApiError:
-            self._metrics.rejected(self._state.resting)
+            self._metrics.rejected(self._state.resting or "refusing")
             raise
 
     def _check(self, output: Output) -> None:

@@ -56,10 +56,20 @@ class _EngineCollector(Collector):
         yield self._one(CounterMetricFamily, "num_preemptions", "Requests that gave back their pages.", "preemptions")
         yield self._one(CounterMetricFamily, "prefix_cache_queries", "Tokens looked up.", "prefix_queries")
         yield self._one(CounterMetricFamily, "prefix_cache_hits", "Tokens found.", "prefix_hits")
+        yield self._one(CounterMetricFamily, "log_failures", "Times the log could not be written.", "log_failures")
+        failing = {"log_failing": bool(self.stats.get("log_failure"))}
+        yield self._of(failing, GaugeMetricFamily, "log_failing", "1 while the log cannot be written.", "log_failing")
+        waiting = "Bytes that wait for the disk, estimated."
+        yield self._one(GaugeMetricFamily, "log_waiting_bytes", waiting, "log_waiting_bytes")
+        yield self._one(CounterMetricFamily, "log_syncs", "Times the log was made durable.", "log_syncs")
+        yield self._one(CounterMetricFamily, "log_sync_seconds", "Time that took.", "log_sync_seconds")
 
     def _one(self, kind: Any, name: str, text: str, key: str) -> Any:
+        return self._of(self.stats, kind, name, text, key)
+
+    def _of(self, stats: Mapping[str, Any], kind: Any, name: str, text: str, key: str) -> Any:
         family: Any = self._family(kind, name, text)
-        family.add_metric(self._labels, float(self.stats.get(key, 0)))
+        family.add_metric(self._labels, float(stats.get(key, 0)))
         return family
 
     def _by(self, name: str, text: str, label: str, values: Mapping[str, int]) -> Metric:

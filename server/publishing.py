@@ -40,7 +40,7 @@ class Publisher:
         state = None if self._engine is None else self._engine.state
         if state is None:
             return
-        status = Status(state.gate.value, list(state.asleep))
+        status = Status(state.gate.value, list(state.asleep), self._engine.refusing)
         if status != self._said:
             self._said = status
             self._send(status)

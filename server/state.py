@@ -85,7 +85,9 @@ class ServerState:
         return "" if status.gate == "running" else "paused"
 
     def check_awake(self) -> None:
-        """Raises a 503 ApiError while the engine rests, if the server was told to refuse work then."""
+        """Raises a 503 ApiError while the engine refuses work, or rests and the server was told to refuse it then."""
+        if refusing := self.serving().engine.status.refusing:
+            raise unavailable(refusing, "refusing")
         if self.options.sleep_policy == "refuse" and (resting := self.resting):
             raise unavailable(f"the engine is {resting}, and requests are refused meanwhile", resting)
 

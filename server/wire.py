@@ -89,10 +89,14 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the engine stands, said whenever it changes: its gate, and what is `asleep` of weights and kv."""
+    """How the engine stands, said whenever it changes: its gate, what is `asleep` of weights and kv.
+
+    `refusing`: why it admits nothing, whatever its gate (a log that cannot be written), "" where it does.
+    """
 
     gate: str
     asleep: Sequence[str] = ()
+    refusing: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,7 @@ _FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
     Ready: (("info", dict),),
     Failed: (("message", str),),
     Stats: (("call", int), ("values", dict)),
-    Status: (("gate", str), ("asleep", list)),
+    Status: (("gate", str), ("asleep", list), ("refusing", str)),
     Answered: (("call", str), ("ok", bool)),
 }
 _ROW: Sequence[Any] = (str, int, int, list, (str, type(None)), (dict, type(None)), (dict, type(None)), str, list)

@@ -13,12 +13,13 @@ import torch
 from leftfold.builder import Machine, build_engine, machine_of, open_log, size_config, weight_bytes, work_bytes
 from leftfold.errors import ConfigurationError
 from leftfold.events import Admit, EventLog, Started
+from leftfold.events.gaps import Gap, note_gap
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.torch_executor import TorchExecutor
 from leftfold.executor.weights import load
 from leftfold.hub import resolve
 from leftfold.identity import check_model, identity
-from leftfold.keeping import CommittedLog, NoLog
+from leftfold.keeping import NoLog
 from leftfold.options import EngineOptions
 
 MODEL = ModelConfig(
@@ -128,7 +129,8 @@ def test_options_are_taken_from_any_object_that_has_them() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"durability": "strict"}, "not supported yet"),
+        ({"durability": "never"}, "durability is 'never': choose one of off, async, strict"),
+        ({"on_log_failure": "hope"}, "on_log_failure is 'hope': choose one of stop, serve"),
         ({"device": "tpu"}, "device 'tpu' is unknown"),
         ({"dtype": "int3"}, "dtype 'int3' is unknown"),
         ({"kernels": "attention"}, "not of the form operation=name"),
@@ -189,12 +191,15 @@ def test_a_damaged_log_is_refused_with_its_place(tmp_path: Path) -> None:
         open_log(EngineOptions(log_dir=str(tmp_path / "log")), "x")
 
 
-def test_a_committed_log_becomes_durable_by_itself(tmp_path: Path) -> None:
-    log = CommittedLog(EventLog.open(tmp_path / "log"), seconds=0.001)
+@pytest.mark.parametrize("durability", ["async", "strict"])
+def test_a_log_is_written_by_itself(durability: str, tmp_path: Path) -> None:
+    log = open_log(EngineOptions(log_dir=str(tmp_path / "log"), durability=durability), "x")
+    assert log.strict == (durability == "strict")
     log.append(Admit(t=0, rid="a"))
+    log.commit()
     segment = tmp_path / "log" / "00000001.jsonl"
     while not (segment.exists() and b'"rid":"a"' in segment.read_bytes()):
-        pass  # nobody flushes but the log's own thread
+        pass  # nobody writes but the log's own thread
     log.close()
     assert [event.rid for _, event in EventLog.read(tmp_path / "log")] == ["a"]
 
@@ -203,8 +208,40 @@ def test_no_log_numbers_events_and_keeps_none() -> None:
     log = open_log(EngineOptions(durability="off"), "x")
     assert isinstance(log, NoLog)
     assert [log.append(Admit(t=0, rid=rid)) for rid in "ab"] == [1, 2]
-    assert list(log) == [] and log.flush() == 2
+    assert list(log) == [] and log.safe == 2
     log.close()
+
+
+def test_a_gap_that_an_engine_left_is_told_at_the_next_start_alone(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    options = EngineOptions(log_dir=str(tmp_path))
+    log = open_log(options, "x")
+    log.append(Admit(t=0, rid="a"))
+    log.close()
+    note_gap(tmp_path, Gap(1, "No space left on device"))
+    log = open_log(options, "x")
+    assert "went on without its log after record 1: No space left on device" in caplog.text
+    log.append(Admit(t=0, rid="b"))
+    log.close()
+    caplog.clear()
+    open_log(options, "x").close()
+    assert not caplog.records
+
+
+def test_a_folder_that_cannot_be_written_is_refused_unless_serving_is_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def read_only(*args: Any, **options: Any) -> Any:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(EventLog, "open", read_only)
+    options = EngineOptions(log_dir=str(tmp_path / "log"))
+    with pytest.raises(ConfigurationError, match="cannot be opened.*Read-only"):
+        open_log(options, "x")
+    log = open_log(dataclasses.replace(options, on_log_failure="serve"), "x")
+    assert isinstance(log, NoLog) and log.failure is not None and "Read-only" in log.failure.reason
+    assert "so none is kept" in caplog.text and "Read-only" in str(log.figures()["log_failure"])
 
 
 def refused(tiny: Path, log: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,20 @@ def test_c60_told_to_refuse_while_paused_or_asleep(tmp_path: Path, status: Statu
 
 def test_c60_told_to_wait_requests_are_admitted(app: App) -> None:
     app.engine.status = Status("paused", ["weights", "kv"])
+    assert app.complete().status_code == app.request("GET", "/ready").status_code == 200
+
+
+def test_an_engine_that_cannot_write_its_log_is_not_ready_and_says_why(app: App) -> None:
+    app.engine.status = Status("running", [], "the log cannot be written: No space left on device")
+    for answer in (app.complete(), app.complete(stream=True), app.chat(), app.request("GET", "/ready")):
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert answer.headers["x-leftfold-state"] == "refusing" and "No space left" in answer.text
+    assert app.engine.admitted == [] and app.request("GET", "/health").status_code == 200
+    app.engine.values |= {"log_failure": "No space left on device", "log_failures": 2, "log_waiting_bytes": 70}
+    metrics = app.request("GET", "/metrics").text
+    for name, value in (("log_failing", 1), ("log_failures_total", 2), ("log_waiting_bytes", 70)):
+        assert re.search(rf"^leftfold:{name}{{.*}} {value}\.0$", metrics, re.MULTILINE)
+    app.engine.status = Status("running")
     assert app.complete().status_code == app.request("GET", "/ready").status_code == 200
 
 

@@ -46,6 +46,7 @@ from tests.engines import Listener, admit, engine
     Outputs([Output("r", 0, 5, [1, 2], None, None, None), Output("s", 1, 9, [], "error", {"code": "failed"}, None)]),
     Outputs([Output("r", 0, 5, [1], "stop", None, {"prompt_tokens": 3}, "v2")]),
     Status("paused", ["weights", "kv"]),
+    Status("running", [], "the log cannot be written: No space left on device"),
     Answered("c-1", True, {"mode": "wait"}),
     Answered("c-2", False, "superseded by a resume"),
 ])  # fmt: skip
