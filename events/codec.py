@@ -158,7 +158,7 @@ def encode(event: Event, seq: int | None = None) -> bytes:
     if type(event) is Tick:
         plan = b"" if event.plan is None else b',"plan":' + plan_json(event.plan)
         return b'%b"type":"tick"%b}' % (_ordinals(seq, t), plan)
-    if type(event) is ForwardDone and _plain(event):
+    if type(event) is ForwardDone and is_plain(event):
         return b'%b"type":"forward_done","step":%d,"tokens":%b%b}' % (
             _ordinals(seq, t), event.step, orjson.dumps(event.tokens, _contiguous, _OPTIONS),
             b"" if event.digest is None else b',"digest":' + orjson.dumps(event.digest),
@@ -188,8 +188,8 @@ def _ordinals(seq: int | None, t: int) -> bytes:
     return b'{"t":%d,' % t if seq is None else b'{"seq":%d,"t":%d,' % (seq, t)
 
 
-def _plain(done: ForwardDone) -> bool:
-    """A result as executors give it, which needs no look at its fields one by one."""
+def is_plain(done: ForwardDone) -> bool:
+    """A result as executors give it: it can be encoded, and needs no look at its fields one by one."""
     tokens = done.tokens
     plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens) > 0
     whole = type(done.step) is int and _LEAST <= done.step <= _MOST
@@ -306,6 +306,6 @@ def same(a: Any, b: Any) -> bool:
 
 
 __all__ = [
-    "CodecError", "OPERATIONS", "TAGS", "decode", "decode_params", "decode_plan", "encode", "params_json", "plain",
-    "plain_params", "plan_json", "same",
+    "CodecError", "OPERATIONS", "TAGS", "decode", "decode_params", "decode_plan", "encode", "is_plain", "params_json",
+    "plain", "plain_params", "plan_json", "same",
 ]  # fmt: skip

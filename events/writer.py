@@ -19,11 +19,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from leftfold.events.codec import encode
+from leftfold.events.codec import encode, is_plain
 from leftfold.events.errors import LogClosed, LogError, TimeReversed
 from leftfold.events.gaps import Gap
 from leftfold.events.log import EventLog, Record
-from leftfold.events.types import Admit, Event, ForwardDone, Tick
+from leftfold.events.types import Event, ForwardDone, Tick
 
 logger = logging.getLogger("leftfold.log")
 
@@ -109,13 +109,16 @@ class LogWriter:
         """Hand an event over; its sequence number. Raises `TimeReversed`, `LogClosed`, and what `encode` raises."""
         if event.t < self._last_t or self._closing:
             self._refuse(event)
-        if not isinstance(event, Tick | ForwardDone):
-            encode(event)  # a client's value that no record can hold is refused here, not in the thread
+        if type(event) is Tick:
+            weight = 512
+        elif type(event) is ForwardDone and is_plain(event):
+            weight = 256 + 6 * len(event.tokens)
+        else:  # what came from outside, and may be what no record can hold, is refused here and not in the thread
+            weight = len(encode(event))
         seq = self._next_seq
         if self._ended:
             self.missing += 1
         else:
-            weight = _weight(event)
             self._queue.append((event, weight))
             self._taken += weight
         self._last_t = event.t
@@ -134,7 +137,8 @@ class LogWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="leftfold-log", daemon=True)
             self._thread.start()
-        self._wake.set()
+        if not self._wake.is_set():
+            self._wake.set()
 
     def listen(self, news: Callable[[], None]) -> None:
         """Call `news` from now on, in the writer's thread."""
@@ -311,15 +315,6 @@ class LogWriter:
             logger.debug("no note of the gap after record %d yet: %s", self.durable, error)
         else:
             self._noted = True
-
-
-def _weight(event: Event) -> int:
-    """Bytes that an event takes while it waits, roughly."""
-    if isinstance(event, Admit):
-        return 512 + 8 * len(event.prompt)
-    if isinstance(event, ForwardDone):
-        return 256 + 6 * len(event.tokens)
-    return 512
 
 
 __all__ = ["BEHIND", "FULL", "Bounds", "Failure", "LogWriter"]

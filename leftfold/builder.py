@@ -99,6 +99,12 @@ def _identity(found: ResolvedModel) -> str:
         raise ConfigurationError(f"the model at {found.path} cannot be read: {error}") from error
 
 
+def load_model(options: Any) -> tuple[TorchExecutor, Config]:
+    """The executor of a model and the limits that fit it. Raises HubError, ConfigurationError."""
+    chosen = EngineOptions.of(options)
+    return _load(chosen, resolve(chosen.model))
+
+
 def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, Config]:
     try:
         weights = load(found.path)

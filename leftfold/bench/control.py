@@ -89,7 +89,7 @@ def measure(
     rows: int, steps: int, churn: float = 0.0, depth: int = 0, policy: str = "fcfs", waiting: int = 0
 ) -> dict[str, Any]:
     """Median and mean µs of `steps` decode steps of `rows` rows, while `waiting` more requests wait."""
-    engine = _Engine(rows, steps, churn, depth, policy)
+    engine = Bench(rows, steps, churn, depth, policy)
     admission = engine.crowd(waiting)
     times = []
     gc.collect()
@@ -109,17 +109,19 @@ def measure(
     }
 
 
-class _Engine:
+class Bench:
     """A state with `rows` decoding rows over a pool full of cached pages, its log, and an instant executor."""
 
-    def __init__(self, rows: int, steps: int, churn: float, depth: int = 0, policy: str = "fcfs") -> None:
+    def __init__(
+        self, rows: int, steps: int, churn: float = 0.0, depth: int = 0, policy: str = "fcfs", log: Any = None
+    ) -> None:
         self.rows = rows
         self.life = round(1 / churn) if churn else PROMPT + steps + WARM_UP  # steps a row lives
         self.steady = False
         self.rng = np.random.default_rng(0)
         length = PROMPT + 2 * PAGE + self.life
         pages = rows * (length // PAGE + 2) + 2048
-        self.log = EventLog.memory()
+        self.log = EventLog.memory() if log is None else log
         self.state = State(
             Config(
                 num_pages=pages, page_size=PAGE, max_running=rows, max_batch_tokens=8192, max_model_len=8192,

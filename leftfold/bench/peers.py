@@ -61,9 +61,7 @@ def _tokenspeed_scheduler(peer: Any, rows: int) -> Any:
     for name, value in settings.items():
         setattr(config, name, value)
     config.cache_groups = [
-        peer.CacheGroupConfig(
-            group_id="full", block_granularity=PAGE, total_pages=pages, attn_kind=peer.AttnKind.Full
-        )
+        peer.CacheGroupConfig(group_id="full", block_granularity=PAGE, total_pages=pages, attn_kind=peer.AttnKind.Full)
     ]
     scheduler = peer.Scheduler(config)
     scheduler.submit_requests([_tokenspeed_request(peer, index) for index in range(rows)])

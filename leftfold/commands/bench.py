@@ -1,13 +1,20 @@
-"""Measure. `control`: what a step costs on the control plane."""
+"""Measure. `control`: what a step costs on the control plane. `log`: what the log costs, by durability."""
 
 from __future__ import annotations
 
 import argparse
 
-from leftfold.bench import control
+from leftfold.bench import control, log
 from leftfold.commands.common import subcommands
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "microseconds per decode step: decide, apply, commit, digest, log"
-    subcommands(parser, {"control": (text, control.add_arguments, control.run)})
+    of_control = "microseconds per decode step: decide, apply, commit, digest, log"
+    of_log = "microseconds per step and tokens per second with no log, an asynchronous and a strict one"
+    subcommands(
+        parser,
+        {
+            "control": (of_control, control.add_arguments, control.run),
+            "log": (of_log, log.add_arguments, log.run),
+        },
+    )

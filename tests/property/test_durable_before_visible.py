@@ -1,4 +1,4 @@
-"""With a strict log nothing is told before it is on disk: whenever the machine goes down, what was told is in the log."""
+"""With a strict log nothing is told before it is on disk: whenever the machine goes down, the log has what was told."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from leftfold.events import (
     LogClosed,
     LogError,
     LogLocked,
+    Plan,
     Tick,
     TimeReversed,
 )
@@ -278,7 +279,9 @@ def test_a_record_that_cannot_be_encoded_after_all_ends_the_log(caplog: pytest.L
     disk = Disk()
     log = Watched(disk)
     log.put("a")
-    log.append(ForwardDone(t=0, step=1, tokens=[object()]))  # type: ignore[list-item]
+    with pytest.raises((CodecError, TypeError)):
+        log.append(ForwardDone(t=0, step=1, tokens=[object()]))  # type: ignore[list-item]
+    log.append(Tick(t=0, plan=Plan(step=1, memo={"a": 2**70})))
     log.append(ForwardDone(t=0, step=2, tokens=np.array([1], np.int32)))
     log.commit()
     log.until(lambda: log.failure is not None)
