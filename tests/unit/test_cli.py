@@ -85,6 +85,8 @@ def one_object(text: str) -> Any:
         ("fsm", "--machine", "coffee"),
         ("bench", "control", "--policy", "magic"),
         ("bench", "control", "--depth", "3"),
+        ("bench", "log", "--rows", "0"),
+        ("bench", "log", "--dir", "nowhere"),
         ("bench", "control", "--waiting", "-1"),
         ("bench", "control", "--waiting", "1", "--churn", "0.1"),
         ("models", "x"),
@@ -292,6 +294,18 @@ def test_the_svg_has_a_line_for_every_state_and_an_arrow_for_every_edge(
         if source and source != target:
             near = across[target] + (-2 if across[target] > across[source] else 2)
             assert any(d.startswith(f"M{across[source]} ") and f" L{near} " in d for d in arrows), (source, target)
+
+
+def test_bench_log_measures_every_durability(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    options = ("bench", "log", "--no-model", "--rows", "4", "--steps", "3", "--dir", str(tmp_path))
+    assert run(*options) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()[2:]] == ["off", "async", "strict"]
+    assert run(*options, "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == 4
+    for part in ("log_us", "step_us"):
+        assert list(found[part]) == ["off", "async", "strict"] and all(value > 0 for value in found[part].values())
+    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
 def test_bench_control_measures_depths_policies_and_crowds(capsys: pytest.CaptureFixture[str]) -> None:
