@@ -15,7 +15,7 @@ from pathlib import Path
 import zstandard
 
 from leftfold.events.snapshots import KEEPS_SNAPSHOTS, readable_snapshots
-from leftfold.events.stores import DirectoryReader, existing, sync_folder
+from leftfold.events.stores import DirectoryReader, existing, snapshot_name, sync_folder
 from leftfold.events.walk import header_of
 
 _UNITS: Mapping[str, int] = {
@@ -130,7 +130,17 @@ def prune(directory: str | os.PathLike[str], keep: Retention, now: float | None 
         remove_segment(reader.directory, name)
         total -= size
         gone.append(name)
+    if gone:
+        _forget_snapshots(reader)
     return gone
+
+
+def _forget_snapshots(reader: DirectoryReader) -> None:
+    """Remove snapshots whose following records are gone: nobody can go on from them."""
+    begins = header_of(reader, reader.segments()[0])
+    for seq in reader.snapshots():
+        if begins is not None and seq < begins.first_seq - 1:
+            (reader.directory / snapshot_name(seq)).unlink(missing_ok=True)
 
 
 def _files(reader: DirectoryReader) -> list[Path]:

@@ -22,6 +22,7 @@ from leftfold.events import (
 )
 from leftfold.fsm import Effects, Output, State
 from leftfold.replay.fold import Fold
+from leftfold.replay.snapshots import is_log, whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +86,16 @@ def describe_snapshot(found: dict[str, Any]) -> str:
 
 
 def life(records: Iterable[Record], rid: str, at: int | None = None) -> list[Moment]:
-    """Everything that happened to the requests called `rid`, up to and including sequence number `at`."""
+    """Everything that happened to the requests called `rid`, up to and including sequence number `at`.
+
+    Of a log whose beginning was removed: from its oldest snapshot on.
+    """
     watcher = _Watcher(rid)
-    folded = Fold()
+    folded, rest = whole(records) if is_log(records) else (Fold(), records)
+    if folded.state is not None:
+        watcher.begin(folded.state)
     moments: list[Moment] = []
-    for record in records:
+    for record in rest:
         if at is not None and record.seq > at:
             break
         effects = folded.take(record.seq, record.event)
@@ -113,6 +119,14 @@ class _Watcher:
         self.living: list[_Key] = []
         self.slots: dict[_Key, int] = {}
         self.several = False  # whether some request had more than one choice: then every moment says which
+
+    def begin(self, state: State) -> None:
+        """Some of it may have happened before the first record that is seen."""
+        for request in state.by_rid.get(self.rid, ()):
+            self.living.append((request.epoch, request.choice))
+            self.several = self.several or request.params.n != 1
+            if request.seat is not None:
+                self.slots[request.epoch, request.choice] = request.seat.slot
 
     def watch(self, state: State, event: Event, effects: Effects) -> Iterator[_Seen]:
         if isinstance(event, Admit) and event.rid == self.rid:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 from leftfold.events import (
     CodecError,
@@ -39,6 +39,11 @@ class Log(Protocol):
     def snapshot(self, seq: int) -> Snapshot: ...
 
     def after(self, snapshot: Snapshot) -> Iterator[Record]: ...
+
+
+def is_log(records: Iterable[Record] | Log) -> TypeGuard[Log]:
+    """Whether these are a log's records, and not just some."""
+    return hasattr(records, "snapshots")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,18 @@ def begin(log: Log, at: int | None = None) -> tuple[Fold, Iterator[Record]]:
     return Fold(), iter(log)
 
 
+def fold_to(log: Log, at: int | None = None) -> Fold:
+    """The fold after record `at` (None: the last). Warns and raises as `begin` does."""
+    fold, records = begin(log, at)
+    for record in records:
+        if at is not None and record.seq > at:
+            break
+        fold.take(record.seq, record.event)
+    if fold.state is None:
+        raise NotStarted("the log holds no Started" + ("" if at is None else f" up to seq {at}"))
+    return fold
+
+
 def whole(log: Log) -> tuple[Fold, Iterator[Record]]:
     """A fold from the first record on, or from the oldest good snapshot where the log's beginning was removed.
 
@@ -141,4 +158,4 @@ def _usable(log: Log) -> Iterator[int]:
         yield seq
 
 
-__all__ = ["Capture", "Log", "begin", "capture", "restore", "whole"]
+__all__ = ["Capture", "Log", "begin", "capture", "fold_to", "is_log", "restore", "whole"]

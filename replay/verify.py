@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from leftfold.events import CodecError, Event, ForwardDone, LogDamaged, LogError, Record, Started, Tick
+from leftfold.events import CodecError, Event, ForwardDone, LogDamaged, LogError, Record, SnapshotBad, Started, Tick
 from leftfold.fsm import Effects, State, decide
 from leftfold.replay.compare import Divergence, compare_plans
-from leftfold.replay.errors import ReducerFault, ReplayError, SettingsError
+from leftfold.replay.errors import NotStarted, ReducerFault, ReplayError, SettingsError
 from leftfold.replay.fold import Fold
+from leftfold.replay.snapshots import Log, is_log, whole
 
 
 @dataclass(slots=True)
@@ -19,7 +21,9 @@ class Verdict:
 
     `events`: records read; `steps`: plans that went to an executor; `tokens`: tokens that clients were given.
     `damage`: where and why the log cannot be read to its end (`reason`, and the place where it is known). `torn`: the
-    place of a torn last line, which is no finding.
+    place of a torn last line, which is no finding. `first_seq`: of the first record that is there; `folded_from`: of
+    the first that was folded, later where a snapshot stands in for what is not there any more. `snapshots`: how many of
+    them had the digest that the fold had there.
     """
 
     events: int = 0
@@ -28,6 +32,9 @@ class Verdict:
     divergence: Divergence | None = None
     damage: dict[str, Any] | None = None
     torn: dict[str, Any] | None = None
+    first_seq: int = 1
+    folded_from: int = 1
+    snapshots: int = 0
 
     @property
     def clean(self) -> bool:
@@ -37,11 +44,17 @@ class Verdict:
         """The verdict as one JSON-able object."""
         divergence = None if self.divergence is None else self.divergence.as_dict()
         found = {"events": self.events, "steps": self.steps, "tokens": self.tokens, "divergence": divergence}
-        return {**found, "damage": self.damage, "torn": self.torn}
+        read = {"first_seq": self.first_seq, "folded_from": self.folded_from, "snapshots": self.snapshots}
+        return {**found, "damage": self.damage, "torn": self.torn, **read}
 
     def describe(self) -> str:
         """Some lines for a reader."""
         lines = [f"{self.events} events, {self.steps} steps, {self.tokens} tokens"]
+        if self.first_seq > 1:
+            text = f"the log begins at record {self.first_seq}"
+            lines.append(f"{text}, folded from the snapshot before {self.folded_from}")
+        if self.snapshots:
+            lines.append(f"{self.snapshots} snapshot{'s' if self.snapshots > 1 else ''} as folded")
         if self.torn:
             lines.append(f"torn tail: {_place(self.torn)}: {self.torn['size']} bytes of a record never finished")
         if self.damage:
@@ -67,18 +80,21 @@ class _Verifier:
     recorded: Fold
     decided: Fold | None
     verdict: Verdict
+    digests: Mapping[int, str] = field(default_factory=dict)
     chain: dict[int, str] = field(default_factory=dict)
     broken: bool = False
 
     def take(self, seq: int, event: Event) -> None:
         self.verdict.events += 1
-        if self.broken:
+        if self.broken or seq <= self.recorded.seq:
             return self._count(event)
         try:
             self._compare(seq, event)
             effects = self.recorded.take(seq, event)
             self._attest(seq, event, effects)
             self._count(event)
+            if seq in self.digests:
+                self._compare_snapshot(seq)
             self.verdict.tokens += sum(len(output.tokens) for output in effects.outputs)
         except SettingsError:
             raise
@@ -109,6 +125,14 @@ class _Verifier:
             if event.digest is not None and expected is not None and event.digest != expected:
                 self._diverge(Divergence(seq, "digest", event.digest, expected))
 
+    def _compare_snapshot(self, seq: int) -> None:
+        assert self.recorded.state is not None
+        digest = self.recorded.state.digest()
+        if digest == self.digests[seq]:
+            self.verdict.snapshots += 1
+        else:
+            self._diverge(Divergence(seq, "snapshot", self.digests[seq], digest))
+
     def _count(self, event: Event) -> None:
         self.verdict.steps += isinstance(event, Tick) and event.plan is not None and event.plan.step is not None
 
@@ -127,14 +151,19 @@ def _decide(seq: int, state: State, t: int) -> Any:
 def verify(records: Iterable[Record], settings: Mapping[str, Any] | None = None) -> Verdict:
     """Fold and re-decide `records`; `settings` replace those of the log when deciding anew.
 
-    Nothing that a log holds raises: what cannot be read is `damage`, what cannot be folded a divergence. Raises
-    `SettingsError` when the settings make no usable config.
+    Each snapshot of a log must have the digest that the fold has there. A log whose beginning was removed is read as
+    far as it is there, and folded from its oldest snapshot. Nothing that a log holds raises: what cannot be read is
+    `damage`, what cannot be folded a divergence. Raises `SettingsError` when the settings make no usable config, or the
+    log's beginning is not there.
     """
     verdict = Verdict()
-    verifier = _Verifier(Fold(), Fold(override=settings) if settings else None, verdict)
     try:
+        start, digests = _prepare(records, settings, verdict)
+        verifier = _Verifier(start, Fold(override=settings) if settings else None, verdict, digests)
         for record in records:
             verifier.take(record.seq, record.event)
+    except NotStarted as error:  # from the preparation: those of records are divergences
+        verdict.damage = {"reason": str(error)}
     except (LogError, CodecError) as error:
         verdict.damage = error.as_dict() if isinstance(error, LogDamaged) else {"reason": str(error)}
     if dropped := getattr(records, "dropped", None):
@@ -142,6 +171,25 @@ def verify(records: Iterable[Record], settings: Mapping[str, Any] | None = None)
     if verdict.events == 0 and verdict.damage is None:
         verdict.damage = {"reason": "the log is empty"}
     return verdict
+
+
+def _prepare(
+    records: Iterable[Record] | Log, settings: Mapping[str, Any] | None, verdict: Verdict
+) -> tuple[Fold, Mapping[int, str]]:
+    """Where the fold begins, and the digests of the snapshots that it will come by. Raises `NotStarted`."""
+    if not is_log(records):
+        return Fold(), {}
+    start, _ = whole(records)
+    verdict.first_seq, verdict.folded_from = records.first_seq, start.seq + 1
+    if start.seq and settings:
+        text = f"the log begins at record {records.first_seq}: other settings need a log that is whole"
+        raise SettingsError(text)
+    digests = {}
+    for seq in records.snapshots():
+        if seq > start.seq:
+            with suppress(SnapshotBad):  # `log verify` names those
+                digests[seq] = records.snapshot(seq).digest
+    return start, digests
 
 
 __all__ = ["Verdict", "verify"]

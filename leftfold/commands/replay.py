@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 from leftfold.commands.common import FINDING, OK, UsageError, positive, print_json, setting, subcommands
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from leftfold.events import LogReader, Record
+    from leftfold.events import LogReader
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,9 +70,10 @@ def read_log(path: str) -> LogReader:
     """The log in a folder. Raises UsageError when there is none; reading raises LogError on damage."""
     import warnings
 
-    from leftfold.events import EventLog, LogNotFound, TornTail
+    from leftfold.events import EventLog, LogNotFound, SnapshotPassedOver, TornTail
 
-    warnings.simplefilter("ignore", TornTail)  # said in our own words, or of no concern to a reader
+    for kind in (TornTail, SnapshotPassedOver):  # said in our own words, or of no concern to a reader
+        warnings.simplefilter("ignore", kind)
     try:
         return EventLog.read(path)
     except LogNotFound as error:
@@ -109,26 +108,20 @@ def checked_settings(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def run_show(args: argparse.Namespace) -> int:
     from leftfold.events import CodecError, LogError
     from leftfold.replay.errors import ReplayError
-    from leftfold.replay.fold import fold
     from leftfold.replay.show import describe_snapshot, life, snapshot
+    from leftfold.replay.snapshots import fold_to
 
-    last = 0
-
-    def records() -> Iterator[Record]:
-        nonlocal last
-        for record in read_log(args.log):
-            last = record.seq
-            yield record
-
+    log = read_log(args.log)
     try:
         if args.rid is not None:
-            moments = life(records(), args.rid, args.at)
+            moments = life(log, args.rid, args.at)
         else:
-            found = snapshot(fold(records(), args.at))
+            found = snapshot(fold_to(log, args.at))
+        beyond = args.at is not None and args.at > log.next_seq - 1
     except (LogError, CodecError, ReplayError) as error:
         return report_damage(args.json, error)
-    if args.at is not None and args.at > last:
-        raise UsageError(f"--at {args.at} is beyond the log's last record, {last}")
+    if beyond:
+        raise UsageError(f"--at {args.at} is beyond the log's last record, {log.next_seq - 1}")
     if args.rid is not None:
         return _show_life(args, moments)
     print_json(found) if args.json else print(describe_snapshot(found))

@@ -1,0 +1,225 @@
+"""`leftfold log …` and `leftfold replay …` on whole logs, on damaged ones, and on those whose beginning is gone."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leftfold.cli import main
+from leftfold.events import EventLog, Retention, compress_closed, prune
+from leftfold.replay.export import REQUESTS, STEPS
+from tests.log_samples import segments
+from tests.logs import record
+from tests.unit.test_log_snapshots import NOW, log_with_snapshots
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    with EventLog.open(tmp_path / "log", segment_bytes=700) as log:
+        record(log)
+    return tmp_path / "log"
+
+
+@pytest.fixture
+def pruned(tmp_path: Path) -> Path:
+    """A log that begins after record 1, with snapshots."""
+    log_with_snapshots(tmp_path / "log")
+    assert prune(tmp_path / "log", Retention(size=0), NOW)
+    return tmp_path / "log"
+
+
+class Said:
+    """Runs a command and gives its exit code and what it printed."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *arguments: object) -> tuple[int, str]:
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        said = self._capsys.readouterr()
+        return code, said.out + said.err
+
+    def json(self, *arguments: object) -> tuple[int, dict[str, Any]]:
+        code, text = self(*arguments, "--json")
+        (line,) = text.splitlines()
+        return code, json.loads(line)
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Said:
+    return Said(capsys)
+
+
+def test_cat_gives_every_record_and_filters(folder: Path, said: Said) -> None:
+    lines = [json.loads(line) for line in said("log", "cat", folder)[1].splitlines()]
+    assert [line["seq"] for line in lines] == list(range(1, len(EventLog.read(folder)) + 1))
+    some = said.json("log", "cat", folder, "--from", 5, "--to", 20, "--type", "tick")[1]["records"]
+    assert some == [line for line in lines if 5 <= line["seq"] <= 20 and line["type"] == "tick"]
+    named = said.json("log", "cat", folder, "--rid", "c")[1]["records"]
+    joins = [line for line in lines if any(row[1] == "c" for row in line.get("plan", {}).get("join", ()))]
+    assert named == [line for line in lines if line.get("rid") == "c" or line in joins]
+    assert len(joins) > 1
+    assert said.json("log", "cat", folder, "--rid", "nobody") == (0, {"records": []})
+
+
+def test_stat_counts_what_there_is(folder: Path, said: Said) -> None:
+    compress_closed(folder)
+    code, found = said.json("log", "stat", folder)
+    assert code == 0
+    reader = EventLog.read(folder)
+    assert (found["events"], found["first_seq"]) == (len(reader), 1)
+    files = [*folder.glob("0*")]
+    assert (found["segments"], found["compressed"]) == (len(files), len(files) - 1)
+    assert found["bytes"] == sum(path.stat().st_size for path in files)
+    assert found["plain_bytes"] == sum(found["type_bytes"].values()) == sum(len(line) + 18 for line in reader.lines())
+    assert sum(found["types"].values()) == found["events"]
+    assert (found["from_seconds"], found["seconds"]) == (10 / 1e6, reader.last_t / 1e6)
+    assert "events " in said("log", "stat", folder)[1]
+
+
+def test_verify_names_segment_line_and_byte(folder: Path, said: Said) -> None:
+    assert said("log", "verify", folder)[0] == 0
+    second = segments(folder)[1]
+    data = second.read_bytes()
+    place = data.index(b"\n") + 1 + 40
+    second.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    code, found = said.json("log", "verify", folder)
+    assert code == 1
+    assert (found["damage"]["segment"], found["damage"]["line"]) == (second.name, 2)
+    assert found["damage"]["byte"] == data.index(b"\n") + 1
+    assert f"{second.name}, line 2, byte {found['damage']['byte']}" in said("log", "verify", folder)[1]
+
+
+def test_verify_finds_a_bad_snapshot(pruned: Path, said: Said) -> None:
+    code, found = said.json("log", "verify", pruned)
+    assert code == 0 and len(found["snapshots"]) > 1 and found["first_seq"] > 1
+    newest = found["snapshots"][0]
+    path = pruned / f"snapshot-{newest}.json.zst"
+    path.write_bytes(path.read_bytes()[:-3])
+    code, found = said.json("log", "verify", pruned)
+    assert code == 1 and newest not in found["snapshots"] and f"snapshot-{newest}" in found["bad_snapshots"][0]
+
+
+def test_every_tool_reads_a_log_whose_beginning_is_gone_and_says_so(pruned: Path, said: Said) -> None:
+    reader = EventLog.read(pruned)
+    first = reader.first_seq
+    code, text = said("replay", "verify", pruned)
+    assert code == 0 and f"begins at record {first}" in text and "no divergence" in text
+    found = said.json("replay", "verify", pruned)[1]
+    assert (found["events"], found["first_seq"]) == (len(reader), first)
+    assert found["folded_from"] == min(seq for seq in reader.snapshots() if seq >= first - 1) + 1
+    assert found["snapshots"] == len(reader.snapshots()) - 1, "all but the one that the fold began with"
+    assert min(reader.snapshots()) >= first - 1, "older ones went with the segments"
+    assert f"begins at record {first}" in said("log", "verify", pruned)[1]
+    assert said.json("log", "stat", pruned)[1]["first_seq"] == first
+    assert said.json("log", "cat", pruned)[1]["records"][0]["seq"] == first
+    assert said.json("replay", "show", pruned)[1]["seq"] == reader.next_seq - 1
+    assert said("replay", "show", pruned, "--rid", "c")[0] == 0
+
+
+def test_a_moment_before_the_oldest_snapshot_and_other_settings_are_refused_with_the_reason(
+    pruned: Path, said: Said
+) -> None:
+    first = EventLog.read(pruned).first_seq
+    code, text = said("replay", "show", pruned, "--at", first - 2)
+    assert code == 1 and f"begins at record {first}" in text
+    code, text = said("replay", "verify", pruned, "--set", "max_batch_tokens=4")
+    assert code == 2 and "need a log that is whole" in text
+
+
+def test_a_snapshot_that_is_not_what_the_log_says_is_a_divergence(tmp_path: Path, said: Said) -> None:
+    log_with_snapshots(tmp_path, every=10)
+    reader = EventLog.read(tmp_path)
+    wrong, right = reader.snapshot(20), reader.snapshot(10)
+    from leftfold.events import Snapshot
+
+    forged = Snapshot(wrong.seq, wrong.chain, right.digest, {**wrong.body, "state": right.body["state"]})
+    (tmp_path / "snapshot-20.json.zst").write_bytes(forged.encode())
+    code, found = said.json("replay", "verify", tmp_path)
+    assert code == 1
+    assert (found["divergence"]["seq"], found["divergence"]["field"]) == (20, "snapshot")
+
+
+def test_compact_compresses_and_removes_only_when_told(tmp_path: Path, said: Said) -> None:
+    log_with_snapshots(tmp_path)
+    before = list(EventLog.read(tmp_path).lines())
+    code, found = said.json("log", "compact", tmp_path)
+    assert code == 0 and found["removed"] == [] and len(found["compressed"]) > 5
+    assert said("log", "compact", tmp_path) == (0, "nothing to do\n")
+    assert list(EventLog.read(tmp_path).lines()) == before
+    code, found = said.json("log", "compact", tmp_path, "--keep", "1B")
+    assert code == 0 and found["removed"] and EventLog.read(tmp_path).first_seq > 1
+    assert said("log", "compact", tmp_path, "--keep", "soon")[0] == 2
+
+
+def test_sanitize_writes_a_copy_that_verifies(folder: Path, tmp_path: Path, said: Said) -> None:
+    code, found = said.json("log", "sanitize", folder, tmp_path / "copy")
+    assert (code, found["events"]) == (0, len(EventLog.read(folder)))
+    assert said("replay", "verify", tmp_path / "copy")[0] == 0
+    assert said("log", "sanitize", folder, tmp_path / "copy")[0] == 2, "it is there already"
+    (tmp_path / "key").write_bytes(b"0123456789abcdef")
+    for name in ("one", "two"):
+        assert said("log", "sanitize", folder, tmp_path / name, "--key", tmp_path / "key")[0] == 0
+    one, two = (list(EventLog.read(tmp_path / name).lines()) for name in ("one", "two"))
+    assert one == two
+    (tmp_path / "short").write_bytes(b"x")
+    assert said("log", "sanitize", folder, tmp_path / "three", "--key", tmp_path / "short")[0] == 2
+
+
+def test_a_log_whose_beginning_is_gone_is_not_sanitized(pruned: Path, tmp_path: Path, said: Said) -> None:
+    code, text = said("log", "sanitize", pruned, tmp_path / "copy")
+    assert code == 1 and "only one that is whole" in text
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_export_gives_requests_and_steps(folder: Path, tmp_path: Path, said: Said) -> None:
+    code, found = said.json("log", "export", folder, tmp_path / "out")
+    requests, steps = rows_of(tmp_path / "out" / "requests.csv"), rows_of(tmp_path / "out" / "steps.csv")
+    assert (code, found["requests"], found["steps"]) == (0, len(requests), len(steps))
+    assert tuple(requests[0]) == REQUESTS and tuple(steps[0]) == STEPS
+    by_rid = {row["rid"]: row for row in requests}
+    assert sorted(by_rid) == ["a", "b", "c", "d"]
+    names = ("prompt_tokens", "finish_reason", "output_tokens")
+    assert [by_rid["a"][name] for name in names] == ["10", "length", "10"]
+    assert by_rid["b"]["finish_reason"] == "abort"
+    assert (by_rid["d"]["finish_reason"], by_rid["d"]["joined_us"]) == ("error", "")
+    assert int(by_rid["a"]["admitted_us"]) <= int(by_rid["a"]["joined_us"]) < int(by_rid["a"]["first_token_us"])
+    verdict = said.json("replay", "verify", folder)[1]
+    assert len(steps) == verdict["steps"]
+    assert sum(int(row["output_tokens"]) for row in requests) == verdict["tokens"]
+    assert {row["failed"] for row in steps} == {"True", "False"}
+
+
+def test_export_of_a_log_whose_beginning_is_gone_begins_where_it_can(pruned: Path, tmp_path: Path, said: Said) -> None:
+    assert said("log", "export", pruned, tmp_path / "out")[0] == 0
+    assert rows_of(tmp_path / "out" / "requests.csv")
+
+
+def test_export_as_parquet_holds_the_same_rows(folder: Path, tmp_path: Path, said: Said) -> None:
+    from pyarrow import parquet
+
+    assert said("log", "export", folder, tmp_path / "csv")[0] == 0
+    assert said("log", "export", folder, tmp_path / "pq", "--format", "parquet")[0] == 0
+    for name in ("requests", "steps"):
+        table = parquet.read_table(tmp_path / "pq" / f"{name}.parquet").to_pylist()
+        plain = [{key: "" if value is None else str(value) for key, value in row.items()} for row in table]
+        assert plain == rows_of(tmp_path / "csv" / f"{name}.csv")
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    folder: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    code, text = said("log", "export", folder, tmp_path / "out", "--format", "parquet")
+    assert code == 2 and "pip install 'leftfold[export]'" in text and len(text.splitlines()) == 1
