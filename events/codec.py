@@ -10,8 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING
-from itertools import compress
-from operator import is_not
 from typing import Any, NoReturn
 
 import numpy as np
@@ -65,22 +63,24 @@ def _present(record: Any, where: str) -> dict[str, Any]:
     """The fields that are not at their defaults. Raises `CodecError` for one that could not be read back."""
     out: dict[str, Any] = {}
     layout = _LAYOUTS[type(record)]
-    values = layout.values(record)
-    given = map(is_not, values, layout.defaults)
-    for (name, default, check), value in compress(zip(layout.writes, values, strict=True), given):
+    for index, value in layout.pick(record):
+        name, default, check = layout.writes[index]
         if check is not None and not check(value):
             _refuse(where, name, value)
         if type(value) is SamplingParams:
             encoded = params_json(value)
             if encoded != b"{}":
                 out[name] = orjson.Fragment(encoded)
-        elif not _is_default(value, default):
+        elif default is MISSING or not _is_default(value, default):
             out[name] = value
     return out
 
 
 def _dumps(record: dict[str, Any]) -> bytes:
-    return orjson.dumps(record, _contiguous, _OPTIONS)
+    try:
+        return orjson.dumps(record, _contiguous, orjson.OPT_SERIALIZE_NUMPY)
+    except TypeError:  # a mapping has keys that are no text, which is rare and makes all else slower
+        return orjson.dumps(record, _contiguous, _OPTIONS)
 
 
 # Writing

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from math import isfinite
-from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
+from leftfold.events.quick import picker
 from leftfold.events.types import Admit, ForwardDone, SamplingParams, Tokens
 
 Check = Callable[[Any], bool]
@@ -35,16 +35,15 @@ class Layout:
     """The fields of one class of records, private ones and `t` left out.
 
     `fields`: name and default of each, in order. `reads`: what each field's value must pass, by name (None: anything).
-    `writes`: name, default and check (None: anything) of each before it is written. `values(record)`: of each;
-    `defaults` likewise.
+    `writes`: name, default and check (None: anything) of each before it is written. `pick(record)`: the fields that are
+    not at their defaults, by index and value.
     """
 
-    __slots__ = ("defaults", "fields", "reads", "values", "writes")
+    __slots__ = ("fields", "pick", "reads", "writes")
 
     def __init__(self, cls: type) -> None:
         public = [f for f in fields(cls) if not f.name.startswith("_") and f.name != "t"]
         self.fields: tuple[tuple[str, Any], ...] = tuple((f.name, f.default) for f in public)
-        self.defaults = [f.default for f in public]
         hints, judged = get_type_hints(cls), JUDGED.get(cls, ())
         exact = {name: _check_of(hints[name]) for name, _ in self.fields}
         if cls is SamplingParams:
@@ -57,14 +56,9 @@ class Layout:
             writes.update({name: _is_writable_prompt for name in judged if hints[name] == Tokens})
         found = [(name, default, writes[name]) for name, default in self.fields]
         self.writes = tuple(found)
-        self.values: Callable[[Any], Sequence[Any]] = _getter([name for name, _ in self.fields])
+        self.pick = picker(self.fields)
         if "t" in hints:
             self.reads["t"] = None  # looked at first of all
-
-
-def _getter(names: Sequence[str]) -> Callable[[Any], Sequence[Any]]:
-    """What gives the values of these fields, of all at once where there are several."""
-    return attrgetter(*names) if len(names) > 1 else lambda record: [getattr(record, name) for name in names]
 
 
 def is_integer(value: Any) -> bool:
