@@ -195,7 +195,7 @@ def _commit_chunks(
             continue
         _store_chunk(state, chunk)
         request = chunk.seat.request
-        state.count("prompt_tokens", chunk.length)
+        state.counts["prompt_tokens"] += chunk.length
         if token is None:
             advance(request, Trigger.CHUNK)
             continue
@@ -207,7 +207,7 @@ def _commit_chunks(
         outputs.parts.append(
             Output(request.rid, request.epoch, request.choice, at, (token,), reason, None, usage, state.version)
         )
-        state.count("generation_tokens")
+        state.counts["generation_tokens"] += 1
         if reason is not None:
             over.append((request, reason))
 

@@ -19,6 +19,8 @@ from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
 from leftfold.fsm.validity import refuse_invalid
 
+_TRUE = b"\x01"
+
 
 def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | None:
     """Apply `plan`; what the executor gets, or None when it has nothing to do. Raises `PlanRefused`."""
@@ -66,8 +68,8 @@ def _join(state: State, row: Join) -> Joined:
     if request.cached < 0:
         request.cached = row.start
         if request.reads_cache:
-            state.count("prefix_queries", request.prompt_len)
-            state.count("prefix_hits", request.cached)
+            state.counts["prefix_queries"] += request.prompt_len
+            state.counts["prefix_hits"] += request.cached
     take_seat(state, request, row.slot, pages, row.start)
     advance(request, Trigger.JOIN)
     return Joined(
@@ -116,12 +118,14 @@ def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRo
     inputs = None if state.in_flight else columns.last[slots]
     planned = starts + ONE
     columns.planned[slots] = planned
-    stopped = (planned >= columns.runway[slots]).nonzero()[0].tolist()
-    if stopped:
-        seats, size = decode.seats, state.config.page_size
-        for index in stopped:
-            seat = seats[index]
-            (state.at_edge if len(seat.pages) * size < seat.last else state.resting).append(seat.slot)
+    stopped = (planned >= columns.runway[slots]).nonzero()[0]
+    if len(stopped):
+        halted = slots[stopped]
+        over = planned[stopped] >= columns.limit[halted]
+        if _TRUE in over.tobytes():
+            state.resting += halted[over].tolist()
+            halted = halted[~over]
+        state.at_edge += halted.tolist()
     if chunks:
         planned_through(state, sorted([chunk.seat for chunk in chunks if chunk.samples], key=lambda seat: seat.order))
     return StepRows(decode, starts, planned, inputs, chunks, state.config.page_size)

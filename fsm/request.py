@@ -84,7 +84,7 @@ class Request:
         self.deadline_at = 0
         self.queue_deadline_at = 0
         self.wishes = (True, True)
-        self.use_cache(True)
+        self.reads_cache = self.publishes = True
         self.seen: tuple[int, int] | None = None
         self.leader: Request | None = None
         self.salt = ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +13,8 @@ import numpy as np
 from leftfold.events.plan import IntArray, Row, RowSource, TokenArray
 from leftfold.fsm.limits import demand
 from leftfold.fsm.request import Seat
+
+_order = attrgetter("order")
 
 
 class RowSet:
@@ -48,14 +51,14 @@ class RowSet:
     def including(self, joined: list[Seat]) -> RowSet:
         """The set with `joined` (ascending by `order`) put where their order belongs."""
         if self.seats and joined[0].order < self.seats[-1].order:
-            seats = sorted((*self.seats, *joined), key=lambda seat: seat.order)
+            seats = sorted((*self.seats, *joined), key=_order)
             return RowSet(seats, np.array([seat.slot for seat in seats], np.int64))
         added = np.array([seat.slot for seat in joined], np.int64)
         return RowSet(self.seats + joined, np.concatenate((self.slots, added)))
 
     def find(self, seat: Seat) -> int:
         """Where `seat` stands, -1 if it does not."""
-        at = bisect_left(self.seats, seat.order, key=lambda other: other.order)
+        at = bisect_left(self.seats, seat.order, key=_order)
         return at if at < len(self.seats) and self.seats[at] is seat else -1
 
 

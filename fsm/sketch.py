@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from leftfold.events.plan import Chunk, Control, End, Evict, Grow, Join, Plan
 from leftfold.fsm.draft import Draft
@@ -51,16 +52,13 @@ class Sketch:
         self.joins: list[Join] = []
         self.budget = 0
         self.joining: Sequence[Request] | None = None
-        self._draft: Draft | None = None
         if self.overdue:
             self.leave([request.seat for request in self.overdue if request.seat is not None])
 
-    @property
+    @cached_property
     def draft(self) -> Draft:
         """Made when pages are first asked for: most steps need none."""
-        if self._draft is None:
-            self._draft = Draft(self.state.pool)
-        return self._draft
+        return Draft(self.state.pool)
 
     @property
     def rows(self) -> list[Seat]:
@@ -110,7 +108,8 @@ class Sketch:
 
     def plan(self) -> Plan | None:
         """The plan, or None when it would change nothing."""
-        ends = deadline_ends(self.overdue)
+        ends = deadline_ends(self.overdue) if self.overdue else ()
+        draft: Draft | None = self.__dict__.get("draft")  # None where nobody asked for it
         works = len(self.decoding) > len(self.left_out) or any(chunk.length for chunk in self.chunks)
         if not works and not self.ops:
             return Plan(ends=ends) if ends else None
@@ -120,7 +119,7 @@ class Sketch:
             preempt=[seat.slot for seat in self.victims],
             chunks=self.chunks,
             grow=self.grow,
-            evict=evictions(self._draft.evicted) if self._draft is not None else (),
+            evict=evictions(draft.evicted) if draft is not None else (),
             ops=self.ops,
             ends=ends,
         )

@@ -98,7 +98,7 @@ def test_the_pool_is_left_as_the_draft_said(seed: int, monkeypatch: pytest.Monke
 
     def plan(self: Sketch) -> Plan | None:
         planned = made(self)
-        draft = self._draft
+        draft = self.__dict__.get("draft")
         if draft is None or planned is None or planned.step is None:
             said.append(None)
             return planned
