@@ -9,7 +9,7 @@ import numpy as np
 
 from leftfold.events.plan import Join
 from leftfold.fsm.draft import Draft
-from leftfold.fsm.gate import may_join
+from leftfold.fsm.gate import Gate, may_join
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.limits import demand
 from leftfold.fsm.policy import LOOKS_AT, MAX_OVERTAKEN, fcfs
@@ -20,11 +20,15 @@ from leftfold.fsm.sketch import Sketch
 
 def eligible(sketch: Sketch) -> Iterator[Request]:
     """Requests that may join now, by rank."""
-    line = sketch.state.waiting
-    if line.keys and not may_join(sketch.state, line.oldest):
+    state, overdue = sketch.state, sketch.overdue
+    line = state.waiting
+    draining = state.gate is Gate.DRAINING
+    if draining and line.keys and not may_join(state, line.oldest):
         return  # a drain runs what came first, and nothing of that waits
     for request in line if sketch.joining is None else sketch.joining:
-        if request not in sketch.overdue and may_join(sketch.state, request) and not _follows(request):
+        if request.leader is not None and _follows(request):
+            continue
+        if request not in overdue and (not draining or may_join(state, request)):
             yield request
 
 
@@ -57,10 +61,12 @@ def admit(sketch: Sketch) -> None:
 
 def _in_turn(sketch: Sketch) -> Iterator[Request]:
     """The policy's order, but that whoever was overtaken too often comes next. Asked for after each join."""
+    policy = sketch.state.policy
+    return eligible(sketch) if policy.rank is fcfs and policy.choose is None else _chosen(sketch)
+
+
+def _chosen(sketch: Sketch) -> Iterator[Request]:
     state, policy = sketch.state, sketch.state.policy
-    if policy.rank is fcfs and policy.choose is None:
-        yield from eligible(sketch)
-        return
     taken: dict[Request, None] = {}
     by_rank = eligible(sketch)
     while oldest := _longest(sketch, taken, 1):
@@ -113,17 +119,17 @@ def _join(sketch: Sketch, request: Request, reserve: int) -> bool:
             return False
     wanted, found = need(sketch, request, draft)
     request.seen = None if draft.evicted else (len(found), published)  # this plan's evictions may never happen
-    available = draft.usable - (draft.unheld(found) if found else 0) - reserve
+    available = draft.usable - reserve - (draft.unheld(found) if found else 0)
     if wanted > available:
         text = f"{wanted} pages are needed, {available} are to be had beside {reserve} kept for rows that run"
         sketch.why(request, "pages", wanted, available, text)
         return False
     if found:
         draft.share(found)
-    granted = draft.take(demand(count, size) - len(found))
+    pages = found + draft.take(demand(count, size) - len(found))
     slot = sketch.free_slots[-1 - len(sketch.joins)]
     start = len(found) * size
-    sketch.joins.append(Join(slot, request.rid, request.choice, start, [found + granted], request.epoch))
+    sketch.joins.append(Join(slot, request.rid, request.choice, start, [pages], request.epoch))
     sketch.chunk(slot, start, count)
     return True
 

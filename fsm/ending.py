@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from leftfold.events.plan import TokenArray
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.seating import dequeue, leave_rows, release
 from leftfold.fsm.state import KEPT_FINISHED, InFlight, State
 
+_NO_TOKENS: TokenArray = np.empty(0, np.int32)
 _COUNTED = {reason: f"finished_{reason.value}" for reason in FinishReason}
 
 
@@ -34,25 +38,29 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         state.left += [seat.slot for seat in seats]
     for request, reason in over:
         del state.live[request.key]
-        state.suspects.pop(request.key, None)
+        if state.suspects:
+            state.suspects.pop(request.key, None)
         alike = state.by_rid[request.rid]
-        alike.remove(request)
-        if not alike:
+        if len(alike) == 1:
             del state.by_rid[request.rid]
-        elif request.params.n > 1:
-            _lead_anew(request, alike)
+        else:
+            alike.remove(request)
+            if request.params.n > 1:
+                _lead_anew(request, alike)
         state.tenants.ended(request.tenant)
-        _drop_deadlines(state, request)
+        if request.deadline_at or request.queue_deadline_at:
+            _drop_deadlines(state, request)
         state.counts[_COUNTED[reason]] += 1
-        if request.seat is None:
+        seat = request.seat
+        if seat is None:
             dequeue(state, request)
             _gone(state, request, Trigger.END)
-        elif state.flies(request.seat):
-            _mark_in_flight(state, request.seat)
-            state.stopping.append(request.seat)
+        elif state.flies(seat):
+            _mark_in_flight(state, seat)
+            state.stopping.append(seat)
             advance(request, Trigger.END_IN_FLIGHT)
         else:
-            release(state, request.seat)
+            release(state, seat)
             _gone(state, request, Trigger.END)
 
 
@@ -93,7 +101,7 @@ def _gone(state: State, request: Request, trigger: Trigger) -> None:
 
 def forget(state: State, request: Request) -> None:
     """A finished request can be looked up for a while; its tokens are dropped at once."""
-    request.tokens = request.tokens[:0]
+    request.tokens = _NO_TOKENS
     request.keys = []
     state.finished.append(request)
     if len(state.finished) > KEPT_FINISHED:

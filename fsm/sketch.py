@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import cached_property
 
 from leftfold.events.plan import Chunk, Control, End, Evict, Grow, Join, Plan
@@ -33,19 +33,19 @@ class Sketch:
     """
 
     def __init__(
-        self, state: State, overdue: Iterable[Request], control: Control | None, trace: list[Reason] | None
+        self, state: State, overdue: Collection[Request], control: Control | None, trace: list[Reason] | None
     ) -> None:
         self.state = state
         self.config = state.config
         self.trace = trace
         self.ops: Sequence[Control] = () if control is None else (control,)
-        self.overdue = dict.fromkeys(overdue)
+        self.overdue = dict.fromkeys(overdue) if overdue else {}
         self.decoding: RowSet = state.decoding
-        self.prefilling: Sequence[Seat] = [*state.prefilling.values()]
+        self.prefilling: Sequence[Seat] = [*state.prefilling.values()] if state.prefilling else ()
         self.free_slots = state.free_slots
         self.gone: list[int] = []
         self.victims: list[Seat] = []
-        self.left_out: list[int] = [*state.resting]
+        self.left_out: list[int] = state.resting.copy()
         self.held_back: list[Seat] = []
         self.grow: tuple[Grow, ...] = ()
         self.chunks: list[Chunk] = []
@@ -97,7 +97,11 @@ class Sketch:
 
     def chunk(self, slot: int, start: int, target: int) -> None:
         """As much of positions `start` to `target` as the budget allows."""
-        length = min(self.budget, self.config.chunk, target - start)
+        length, most = target - start, self.config.chunk
+        if length > most:
+            length = most
+        if length > self.budget:
+            length = self.budget
         self.budget -= length
         self.chunks.append(Chunk(slot, length, length > 0 and start + length == target))
 

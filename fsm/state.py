@@ -20,7 +20,7 @@ from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import EMPTY, RowSet, StepRows
 from leftfold.fsm.tenants import Tenants
 
-KEPT_FINISHED = 1024
+KEPT_FINISHED = 256
 """So many finished requests can still be looked up by rid."""
 
 
@@ -162,7 +162,7 @@ class State:
 
     def flies(self, seat: Seat) -> bool:
         """Whether a step in flight computes something for `seat`."""
-        return bool(self.columns.planned[seat.slot] > self.columns.computed[seat.slot])
+        return bool(self.in_flight) and bool(self.columns.planned[seat.slot] > self.columns.computed[seat.slot])
 
     @property
     def wake_at(self) -> int | None:

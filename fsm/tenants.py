@@ -28,8 +28,8 @@ class Tenants:
 
     def ended(self, tenant: str) -> None:
         """A request of `tenant` is live no more."""
-        self.live[tenant] -= 1
-        if not self.live[tenant]:
+        left = self.live[tenant] = self.live[tenant] - 1
+        if not left:
             del self.live[tenant]
             if len(self.served) - len(self.live) > KEPT_IDLE:
                 del self.served[next(name for name in self.served if name not in self.live)]

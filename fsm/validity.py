@@ -189,11 +189,15 @@ def _twice(pages: list[int]) -> list[int]:
 
 def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Joins take free slots and waiting requests; chunks cover what is left of each prompt and no more."""
-    remaining = {seat.slot: (int(state.columns.planned[seat.slot]), seat.target) for seat in state.prefilling.values()}
+    remaining: dict[int, tuple[int, int]] = {}
+    for seat in state.prefilling.values():
+        remaining[seat.slot] = (int(state.columns.planned[seat.slot]), seat.target)
+    free, away = {*state.free_slots}, []
     for seat in leaving:
+        away.append(seat.slot)
         remaining.pop(seat.slot, None)
-    free = {*state.free_slots, *(seat.slot for seat in leaving if not state.flies(seat))}
-    away = [seat.slot for seat in leaving]
+        if not state.flies(seat):
+            free.add(seat.slot)
     size = state.config.page_size
     seated: list[tuple[str, int, int]] = []
     for row in plan.join:
@@ -233,13 +237,13 @@ def _decodes(state: State, slot: int) -> bool:
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Rows that decode have room for their next token; limits of rows and tokens hold."""
     needing, decoding = state.at_edge, len(state.decoding.seats)
-    if leaving or plan.chunks or state.resting:
+    idle = [slot for slot, length, _ in plan.chunks if not length] if plan.chunks else []
+    if leaving or idle or state.resting:
         left = [seat.slot for seat in leaving]
-        known = {*state.prefilling, *(row.slot for row in plan.join)}
-        left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in known]
-        if left or left_out:
-            needing = [slot for slot in needing if slot not in left and slot not in left_out]
-        decoding -= len(left_out) + sum(slot not in state.prefilling for slot in left)
+        known = {*state.prefilling, *[row.slot for row in plan.join]}
+        left_out = [slot for slot in idle if slot not in known]
+        needing = [slot for slot in needing if slot not in left and slot not in left_out]
+        decoding -= len(left_out) + len([slot for slot in left if slot not in state.prefilling])
         if state.resting and not {*state.resting} <= {*left, *left_out}:
             raise PlanRefused(f"chunks: slots {state.resting} are planned up to their limits and not left out")
     grown: list[int] = []
