@@ -169,19 +169,17 @@ def _turn_pages(state: State, filled: Sequence[Seat]) -> None:
     width = size * 4
     full: list[tuple[int, bytes, bytes | None]] = []
     for seat in filled:
-        pages, edge = seat.pages, seat.edge
+        pages, edge, slot, parent = seat.pages, seat.edge, seat.slot, seat.parent
         number = edge // size
-        parent = seat.parent
         if parent is not None:
             page = pages[number - 1]
             at = page * width
             key = seat.parent = page_key(parent, raw[at : at + width])
             full.append((page, key, parent if number > 1 else None))
         if number < len(pages):
-            base[seat.slot] = (pages[number] - number) * size
+            base[slot] = (pages[number] - number) * size
         seat.edge = edge = edge + size
-        final = seat.final
-        alarm[seat.slot] = edge if edge < final else final
+        alarm[slot] = edge if edge < seat.final else seat.final
     pool.publish(full)
 
 

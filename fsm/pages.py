@@ -95,11 +95,11 @@ class PagePool:
 
     def release(self, pages: Sequence[int]) -> None:
         """A holder lets go of its pages, the last one first, so that leaves are evicted before their parents."""
-        refs, keys = self.refs, self.keys
+        refs, keys, free, cached = self.refs, self.keys, self.free, self.cached
         for page in reversed(pages):
             left = refs[page] = refs[page] - 1
             if left == 0:
-                (self.free if keys[page] is None else self.cached)[page] = None
+                (free if keys[page] is None else cached)[page] = None
             elif left < 0:
                 raise InvariantViolation(f"page {page} was released more often than it was held")
 
@@ -121,14 +121,14 @@ class PagePool:
         """Make full pages findable: (page, key, key of the page before or None). Where a key is already published its
         page stays private to its row.
         """
-        published, keys, journal = self.published, self.keys, self.journal
+        published, keys, journal, before = self.published, self.keys, self.journal, len(self.published)
         for page, key, parent in full:
             if key not in published:
                 published[key] = page
                 keys[page] = key
-                self.published_ever += 1
                 if journal is not None:
                     journal.append((page, key, parent))
+        self.published_ever += len(published) - before
 
     def forget(self) -> None:
         """Nothing is findable any more; what is held stays with its holders."""

@@ -24,7 +24,10 @@ def grow(sketch: Sketch) -> bool:
 
 
 def _needing(sketch: Sketch) -> list[int]:
-    return [slot for slot in sketch.state.at_edge if slot not in sketch.gone and slot not in sketch.left_out]
+    needing, gone, left_out = sketch.state.at_edge, sketch.gone, sketch.left_out
+    if not gone and not left_out:
+        return needing.copy()
+    return [slot for slot in needing if slot not in gone and slot not in left_out]
 
 
 def _make_room(sketch: Sketch, needing: list[int]) -> list[int]:

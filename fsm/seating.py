@@ -38,13 +38,14 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
     rows = state.decoding
     indices: list[int] = []
     for seat in seats:
-        if state.prefilling.pop(seat.slot, None) is None:
+        slot = seat.slot
+        if state.prefilling.pop(slot, None) is None:
             index = rows.find(seat)
-            assert index >= 0, f"slot {seat.slot} holds no row"
+            assert index >= 0, f"slot {slot} holds no row"
             indices.append(index)
             for noted in (state.at_edge, state.resting):
-                if seat.slot in noted:
-                    noted.remove(seat.slot)
+                if slot in noted:
+                    noted.remove(slot)
     if indices:
         indices.sort()
         state.decoding = rows.without(indices)
@@ -86,10 +87,11 @@ def release(state: State, seat: Seat) -> None:
     """Give back slot and pages: every way out of a seat ends here."""
     request = seat.request
     request.seat = None
-    state.by_slot[seat.slot] = None
-    state.tenants.charge(request.tenant, int(state.columns.computed[seat.slot]) - seat.start)
+    slot = seat.slot
+    state.by_slot[slot] = None
+    state.tenants.charge(request.tenant, int(state.columns.computed[slot]) - seat.start)
     state.pool.release(seat.pages)
-    state.free_slots.append(seat.slot)
+    state.free_slots.append(slot)
     if request.watched:
         state.columns.watch_for(request.watched, -1)
 
