@@ -17,6 +17,7 @@ import orjson
 
 from leftfold.events import types
 from leftfold.events.plan import Chunk, End, Evict, Grow, Join, Operation, Plan
+from leftfold.events.quick import filler
 from leftfold.events.shapes import Layout, is_integer
 from leftfold.events.types import Admit, Event, ForwardDone, SamplingParams, Tick
 
@@ -62,17 +63,7 @@ def _is_default(value: Any, default: Any) -> bool:
 def _present(record: Any, where: str) -> dict[str, Any]:
     """The fields that are not at their defaults. Raises `CodecError` for one that could not be read back."""
     out: dict[str, Any] = {}
-    layout = _LAYOUTS[type(record)]
-    for index, value in layout.pick(record):
-        name, default, check = layout.writes[index]
-        if check is not None and not check(value):
-            _refuse(where, name, value)
-        if type(value) is SamplingParams:
-            encoded = params_json(value)
-            if encoded != b"{}":
-                out[name] = orjson.Fragment(encoded)
-        elif default is MISSING or not _is_default(value, default):
-            out[name] = value
+    _FILL[type(record)](out, record, where)
     return out
 
 
@@ -147,6 +138,16 @@ def _refuse(where: str, name: str, value: Any) -> NoReturn:
     raise CodecError(f"{where}: {name} {shown if len(shown) <= 80 else shown[:80] + '…'} is not of its kind")
 
 
+def _nested(params: SamplingParams) -> orjson.Fragment | None:
+    encoded = params_json(params)
+    return orjson.Fragment(encoded) if encoded != b"{}" else None
+
+
+_FILL: Mapping[type, Callable[[dict[str, Any], Any, str], None]] = {
+    cls: filler(layout.writes, _is_default, _refuse, {SamplingParams: _nested}) for cls, layout in _LAYOUTS.items()
+}
+
+
 def encode(event: Event, seq: int | None = None) -> bytes:
     """One event as a JSON object: `{"seq":17,"t":…,"type":"forward_done",…}` (no `seq` when None).
 
@@ -167,7 +168,7 @@ def encode(event: Event, seq: int | None = None) -> bytes:
     out: dict[str, Any] = {} if seq is None else {"seq": seq}
     out["t"] = t
     out["type"] = tag
-    out.update(_present(event, tag))
+    _FILL[kind](out, event, tag)
     return _dumps(out)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 _Record = TypeVar("_Record", bound=type)
 
@@ -41,18 +41,39 @@ def quick(cls: _Record) -> _Record:
     return cls
 
 
-def picker(fields: Sequence[tuple[str, Any]]) -> Callable[[Any], list[tuple[int, Any]]]:
-    """What finds the fields of a record that are not at their defaults: index and value of each.
+def filler(
+    fields: Sequence[tuple[str, Any, Callable[[Any], bool] | None]],
+    is_default: Callable[[Any, Any], bool],
+    refuse: Callable[[str, str, Any], NoReturn],
+    writers: Mapping[type, Callable[[Any], Any]],
+) -> Callable[[dict[str, Any], Any, str], None]:
+    """What puts the fields of a record that are not at their defaults into a dictionary: `fill(out, record, where)`.
 
-    `fields`: name and default of each. A value counts as the default only if it is the same object.
+    `fields`: name, default and check of each. `refuse(where, name, value)` is called for what fails its check;
+    `writers`: by the type of a default, what makes of a value what is put there, or None for nothing.
     """
-    lines = ["def pick(record):", "    found = []"]
-    for index, (name, _) in enumerate(fields):
-        lines += [f"    value = record.{name}", f"    if value is not default_{index}:"]
-        lines += [f"        found.append(({index}, value))"]
-    scope = {f"default_{index}": default for index, (_, default) in enumerate(fields)}
-    made: Callable[[Any], list[tuple[int, Any]]] = _defined("pick", scope, [*lines, "    return found"])
+    scope: dict[str, Any] = {"is_default": is_default, "refuse": refuse}
+    lines = ["def fill(out, record, where):"]
+    for index, (name, default, check) in enumerate(fields):
+        kind = type(default)
+        scope |= {f"default{index}": default, f"check{index}": check, f"kind{index}": kind}
+        lines += [f"    value = record.{name}", f"    if value is not default{index}:"]
+        if check is not None:
+            lines += [f"        if not check{index}(value):", f"            refuse(where, '{name}', value)"]
+        if kind in writers:
+            scope[f"write{index}"] = writers[kind]
+            lines += [f"        value = write{index}(value)", "        if value is not None:"]
+        elif default is not MISSING:
+            scalar = f"type(value) is not kind{index} or value != default{index}"
+            lines += [f"        if {scalar if kind in _SCALARS else f'not is_default(value, default{index})'}:"]
+        else:
+            lines += ["        if True:"]
+        lines += [f"            out['{name}'] = value"]
+    made: Callable[[dict[str, Any], Any, str], None] = _defined("fill", scope, lines)
     return made
+
+
+_SCALARS = (int, float, bool, str, type(None))
 
 
 def _defined(name: str, scope: dict[str, Any], lines: Sequence[str]) -> Any:

@@ -14,7 +14,6 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
-from leftfold.events.quick import picker
 from leftfold.events.types import Admit, ForwardDone, SamplingParams, Tokens
 
 Check = Callable[[Any], bool]
@@ -35,11 +34,10 @@ class Layout:
     """The fields of one class of records, private ones and `t` left out.
 
     `fields`: name and default of each, in order. `reads`: what each field's value must pass, by name (None: anything).
-    `writes`: name, default and check (None: anything) of each before it is written. `pick(record)`: the fields that are
-    not at their defaults, by index and value.
+    `writes`: name, default and check (None: anything) of each before it is written.
     """
 
-    __slots__ = ("fields", "pick", "reads", "writes")
+    __slots__ = ("fields", "reads", "writes")
 
     def __init__(self, cls: type) -> None:
         public = [f for f in fields(cls) if not f.name.startswith("_") and f.name != "t"]
@@ -56,7 +54,6 @@ class Layout:
             writes.update({name: _is_writable_prompt for name in judged if hints[name] == Tokens})
         found = [(name, default, writes[name]) for name, default in self.fields]
         self.writes = tuple(found)
-        self.pick = picker(self.fields)
         if "t" in hints:
             self.reads["t"] = None  # looked at first of all
 
