@@ -21,3 +21,7 @@ class RowError(ExecutorError):
     def __init__(self, text: str, rows: tuple[int, ...]) -> None:
         super().__init__(text)
         self.rows = rows
+
+
+class CostError(ExecutorError):
+    """Figures that make no cost model; the message says why."""

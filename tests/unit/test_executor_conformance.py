@@ -12,6 +12,7 @@ from leftfold.events import Copy, Move, SamplingParams
 from leftfold.events.digest import START
 from leftfold.executor.base import Executor, Result
 from leftfold.executor.oracle import OracleExecutor, expected_tokens
+from leftfold.executor.sim import SimExecutor
 from tests.plan_stream import Driver, PlanStream, generate, joined
 
 PAGES, PAGE, VOCAB = 24, 4, 199
@@ -32,8 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("model")
 
 
-@pytest.fixture(params=["oracle", "torch"])
+@pytest.fixture(params=["oracle", "sim", "torch"])
 def executor(request: pytest.FixtureRequest, folder: Path) -> Executor:
+    if request.param == "sim":
+        return SimExecutor(PAGES, PAGE, vocab_size=VOCAB)
     return OracleExecutor(PAGES, PAGE, VOCAB) if request.param == "oracle" else torch_executor(folder)
 
 
