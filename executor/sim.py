@@ -123,7 +123,8 @@ class SimExecutor:
             tokens = self._compute(plan)
         except RowError as error:
             self._failures += 1
-            return Result(plan.step, NO_TOKENS, digest, {"text": str(error), "retry": True, "rows": error.rows}, controls)
+            told = {"text": str(error), "retry": True, "rows": error.rows}
+            return Result(plan.step, NO_TOKENS, digest, told, controls)
         except (PlanError, LookupError, ValueError) as error:
             self._failures += 1
             text = f"step {plan.step} does not fit the simulator's mirrors: {type(error).__name__}: {error}"

@@ -170,8 +170,9 @@ def _check_pages_one_by_one(
     for seat in leaving:
         for page in () if state.flies(seat) else seat.pages:
             freed[page] = freed.get(page, 0) + 1
+    shared, dropped = dict.fromkeys(found), dict.fromkeys(evicted)
     for page in (*granted, *evicted):
-        if page in found:
+        if page in shared:
             raise PlanRefused(f"page {page} is found by a join, and granted or evicted")
         if pool.refs[page] != freed.get(page, 0):
             raise PlanRefused(f"page {page} is held")
@@ -179,7 +180,7 @@ def _check_pages_one_by_one(
         if pool.keys[page] is None:
             raise PlanRefused(f"evict: page {page} is not cached")
     for page in granted:
-        if pool.keys[page] is not None and page not in evicted:
+        if pool.keys[page] is not None and page not in dropped:
             raise PlanRefused(f"page {page} is granted without being evicted")
 
 

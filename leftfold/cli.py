@@ -16,6 +16,7 @@ COMMANDS = {
     "chat": ("leftfold.commands.chat", "chat with a model in the terminal"),
     "models": ("leftfold.commands.models", "list the models in the cache"),
     "replay": ("leftfold.commands.replay", "verify a log, or show what happened in it"),
+    "simulate": ("leftfold.commands.simulate", "run a public trace through the real scheduler on virtual time"),
     "fuzz": ("leftfold.commands.fuzz", "drive the scheduler through random situations and check every invariant"),
     "bench": ("leftfold.commands.bench", "measure"),
     "log": ("leftfold.commands.log", "read a log: its records, its figures, its checksums"),

@@ -10,7 +10,7 @@ from typing import Any
 
 from leftfold.events import Abort, Admit, Event, ForwardDone, Started, Tick
 from leftfold.executor.base import Result
-from leftfold.executor.cost import CostModel
+from leftfold.executor.cost import CostModel, Work
 from leftfold.executor.sim import SimExecutor, Speech, Tape
 from leftfold.fsm import LAWS, Config, State, apply, decide, step
 from leftfold.replay.errors import ReplayError
@@ -28,13 +28,22 @@ class Stalled(ReplayError):
 class Replica:
     """One engine on virtual time. `keep`: where its events go (a log's `append`), if anywhere."""
 
-    def __init__(self, config: Config, cost: CostModel, meter: Meter, tape: Tape | None, keep: Keep | None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        cost: CostModel,
+        meter: Meter,
+        tape: Tape | None,
+        keep: Keep | None,
+        observe: Callable[[int, Work], None] | None = None,
+    ) -> None:
         self.state = State(config)
         self.executor = SimExecutor(
             config.num_pages, config.page_size, cost, speech=Speech.MADE_UP, tape=tape, attest=False
         )
         self.meter = meter
         self.keep = keep
+        self.observe = observe
         self.flights: deque[tuple[int, Result]] = deque()
         self.wake_at: int | None = None
         self.steps = 0
@@ -82,6 +91,8 @@ class Replica:
             raise Stalled(f"step {result.step} failed on the simulator: {result.error['text']}")
         self._free_at = max(self._free_at, t) + self.executor.took
         self.flights.append((self._free_at, result))
+        if self.observe is not None:
+            self.observe(self._free_at, self.executor.work)
         self.steps += 1
 
 
@@ -104,10 +115,17 @@ def simulate(
     router: Router = round_robin,
     tape: Tape | None = None,
     keep: Sequence[Keep] = (),
+    observe: Callable[[int, Work], None] | None = None,
 ) -> Run:
-    """Run all `jobs` to their end. `keep`: one for each replica, where its events go. Raises `Stalled`."""
+    """Run all `jobs` to their end. Raises `Stalled`.
+
+    `keep`: one for each replica, where its events go. `observe(t, work)`: hears of each step when it is planned, in
+    order: when it will end, and what it computes.
+    """
     meter = Meter()
-    made = [Replica(config, cost, meter, tape, keep[index] if keep else None) for index in range(replicas)]
+    made = [
+        Replica(config, cost, meter, tape, keep[index] if keep else None, observe) for index in range(replicas)
+    ]
     return _Loop(made, meter, router, list(jobs)).run()
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from leftfold.events import Admit
 from leftfold.fsm import State
 from leftfold.fsm.prefix import extend_keys, namespace
@@ -27,7 +29,7 @@ def least_loaded(event: Admit, states: Sequence[State], number: int) -> int:
 
 
 def prefix(event: Admit, states: Sequence[State], number: int) -> int:
-    """The one whose prefix cache holds most of the prompt, unless it is far busier than others; else the least loaded."""
+    """The one whose prefix cache holds most of the prompt, unless it is far busier; else the least loaded."""
     least = least_loaded(event, states, number)
     bound = max(UNEVEN * len(states[least].live), len(states[least].live) + 8)
     found = [_found(state, event) if len(state.live) <= bound else -1 for state in states]
@@ -48,8 +50,6 @@ def _found(state: State, event: Admit) -> int:
 
 
 def _array(tokens: object) -> TokenArray:
-    import numpy as np
-
     return np.asarray(tokens, np.int32)
 
 

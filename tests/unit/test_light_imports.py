@@ -8,7 +8,8 @@ import sys
 import pytest
 
 HEAVY = ("torch", "transformers", "triton", "fastapi", "uvicorn", "zmq", "openai", "tokenizers", "safetensors", "gguf")
-LIGHT = ("leftfold", "leftfold.events", "leftfold.fsm", "leftfold.replay", "leftfold.cli")
+LIGHT = ("leftfold", "leftfold.events", "leftfold.fsm", "leftfold.replay", "leftfold.cli", "leftfold.replay.simulating",
+         "leftfold.commands.simulate")  # fmt: skip
 
 
 def heavy_modules_after(statement: str) -> list[str]:
