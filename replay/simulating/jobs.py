@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,7 +50,7 @@ def job(
     return Job(rid, t, admit, prompt_tokens, output_tokens, after)
 
 
-def block_prompt(blocks: Sequence[int], size: int, length: int) -> TokenArray:
+def block_prompt(blocks: Sequence[int] | npt.NDArray[Any], size: int, length: int) -> TokenArray:
     """`length` token ids of which each stretch of `size` is a function of its block's number alone."""
     ids = np.asarray(blocks, np.int64)[:, None] * size + np.arange(size)
     whole = ids.reshape(-1)[:length] % TOKEN_SPACE
