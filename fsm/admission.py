@@ -13,8 +13,8 @@ from leftfold.events.plan import TokenArray
 from leftfold.events.types import Admit, SamplingParams
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
 from leftfold.fsm.ending import forget
-from leftfold.fsm.gate import Gate
-from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.gate import CLOSING, STOPPED
+from leftfold.fsm.lifecycle import ADMIT, Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN, token_limit
 from leftfold.fsm.prefix import namespace
 from leftfold.fsm.request import Request
@@ -76,7 +76,7 @@ def _take(state: State, event: Admit, tokens: TokenArray, choice: int) -> Reques
     request = _request(state, event, tokens, choice)
     state.live[request.key] = request
     state.by_rid.setdefault(request.rid, []).append(request)
-    advance(request, Trigger.ADMIT)
+    advance(request, ADMIT)
     state.tenants.admitted(request.tenant)
     enqueue(state, request)
     if request.deadline_at:
@@ -124,7 +124,7 @@ def _refuse(state: State, event: Admit, refusal: Refusal, outputs: Outputs) -> N
 
 
 def _check_gate(state: State) -> None:
-    if state.gate in (Gate.CLOSING, Gate.STOPPED):
+    if state.gate in (CLOSING, STOPPED):
         raise Refusal("closing", "the engine is shutting down")
 
 

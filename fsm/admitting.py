@@ -9,8 +9,8 @@ import numpy as np
 
 from leftfold.events.plan import Join
 from leftfold.fsm.draft import Draft
-from leftfold.fsm.gate import Gate, may_join
-from leftfold.fsm.lifecycle import Phase
+from leftfold.fsm.gate import DRAINING, may_join
+from leftfold.fsm.lifecycle import PREEMPTED, PREFILLING, WAITING
 from leftfold.fsm.limits import demand
 from leftfold.fsm.policy import LOOKS_AT, MAX_OVERTAKEN, fcfs
 from leftfold.fsm.prefix import extend_keys, matching
@@ -22,7 +22,7 @@ def eligible(sketch: Sketch) -> Iterator[Request]:
     """Requests that may join now, by rank."""
     state, overdue = sketch.state, sketch.overdue
     line = state.waiting
-    draining = state.gate is Gate.DRAINING
+    draining = state.gate is DRAINING
     if draining and line.keys and not may_join(state, line.oldest):
         return  # a drain runs what came first, and nothing of that waits
     for request in line if sketch.joining is None else sketch.joining:
@@ -37,8 +37,8 @@ def _follows(request: Request) -> bool:
     leader = request.leader
     if leader is None or not request.reads_cache:
         return False
-    return leader.phase in (Phase.WAITING, Phase.PREFILLING) or (
-        leader.phase is Phase.PREEMPTED and len(leader.tokens) == leader.prompt_len
+    return leader.phase in (WAITING, PREFILLING) or (
+        leader.phase is PREEMPTED and len(leader.tokens) == leader.prompt_len
     )
 
 

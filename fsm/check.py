@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from leftfold.fsm.audit import audit
 from leftfold.fsm.errors import InvariantViolation
-from leftfold.fsm.lifecycle import Phase
+from leftfold.fsm.lifecycle import DECODING, PREEMPTED, PREFILLING, STOPPING, WAITING
 from leftfold.fsm.limits import MAX_DEPTH, demand
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _check_rows(state: State) -> None:
         if not computed <= planned <= reach == runways[slot]:
             raise InvariantViolation(f"row {request.rid!r}: {computed} computed, {planned} planned, {seat.pages}")
         if computed < seat.target:
-            if request.phase is not Phase.PREFILLING or planned < seat.target or not depth:
+            if request.phase is not PREFILLING or planned < seat.target or not depth:
                 raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {planned} of {seat.target} planned")
         else:
             _check_decoding(state, seat, computed, bases[slot], planned - computed <= depth)
@@ -111,7 +111,7 @@ def _check_rows(state: State) -> None:
         raise InvariantViolation(f"at the end of their pages are {edge}, of their limits {resting}; noted are others")
     for slot, seat in state.prefilling.items():
         computed, planned, request = computed_column[slot], planned_column[slot], seat.request
-        if request.phase is not Phase.PREFILLING or not computed <= planned < seat.target == len(request.tokens):
+        if request.phase is not PREFILLING or not computed <= planned < seat.target == len(request.tokens):
             raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {computed} of {seat.target}")
         most = demand(seat.target + MAX_DEPTH, size)  # a failed step may have planned so far
         if not demand(seat.target, size) <= len(seat.pages) <= most:
@@ -121,7 +121,7 @@ def _check_rows(state: State) -> None:
 
 def _check_decoding(state: State, seat: Seat, computed: int, base: int, in_time: bool) -> None:
     size, request = state.config.page_size, seat.request
-    if request.phase is not Phase.DECODING or not in_time:
+    if request.phase is not DECODING or not in_time:
         raise InvariantViolation(f"row {request.rid!r} is {request.phase} or planned too far ahead")
     number, within = divmod(computed, size)
     pages, most = len(seat.pages), -(-(computed + MAX_DEPTH + 1) // size)
@@ -149,7 +149,7 @@ def _check_requests(state: State) -> None:
     waiting, tokens = len(line), 0
     for request in line:
         tokens += len(request.tokens)
-        if request.phase is not Phase.WAITING and request.phase is not Phase.PREEMPTED:
+        if request.phase is not WAITING and request.phase is not PREEMPTED:
             raise InvariantViolation(f"request {request.key} has no seat and is {request.phase}")
     if waiting != len(state.waiting) or tokens != state.queued_tokens:
         noted = f"{len(state.waiting)} requests with {state.queued_tokens} tokens are in line"
@@ -160,7 +160,7 @@ def _check_requests(state: State) -> None:
     if not state.suspects.keys() <= state.live.keys():
         raise InvariantViolation(f"some of the suspects {list(state.suspects)} do not live")
     for seat in state.stopping:
-        if seat.request.phase is not Phase.STOPPING:
+        if seat.request.phase is not STOPPING:
             raise InvariantViolation(f"request {seat.request.rid!r} is stopping and {seat.request.phase}")
 
 

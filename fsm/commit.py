@@ -9,9 +9,9 @@ import numpy as np
 from leftfold.events.plan import IntArray
 from leftfold.events.types import ForwardDone
 from leftfold.fsm.controls import lose_control
-from leftfold.fsm.effects import Ack, FinishReason, Output, Outputs, TokenBatch, Usage, usage_of
+from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, Usage, usage_of
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
-from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.lifecycle import CHUNK, PREFILLED, Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
@@ -195,10 +195,10 @@ def _commit_chunks(
         request = chunk.seat.request
         state.counts["prompt_tokens"] += chunk.length
         if token is None:
-            advance(request, Trigger.CHUNK)
+            advance(request, CHUNK)
             continue
         at = chunk.start + chunk.length
-        advance(request, Trigger.PREFILLED)
+        advance(request, PREFILLED)
         begin_decoding(state, chunk.seat, token, at)
         reason = _reason(request, token, at)
         usage = None if reason is None else usage_of(request, at + 1 - request.prompt_len)
@@ -228,8 +228,8 @@ def _reason(request: Request, token: int, at: int) -> FinishReason | None:
     """Why a request ends with `token` at position `at`, if it does."""
     generated = at + 1 - request.prompt_len
     if token in request.stops and generated >= request.params.min_tokens:
-        return FinishReason.STOP
-    return FinishReason.LENGTH if at + 1 >= request.limit else None
+        return STOP
+    return LENGTH if at + 1 >= request.limit else None
 
 
 def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:

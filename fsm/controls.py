@@ -9,7 +9,7 @@ from typing import Any
 from leftfold.events.plan import Control
 from leftfold.events.types import Call, ControlDone, FlushCache, Reconfigure, Sleep, UpdateWeights, Wake
 from leftfold.fsm.effects import Ack, Outputs
-from leftfold.fsm.gate import Gate
+from leftfold.fsm.gate import CLOSING, STOPPED
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config, ConfigError
 from leftfold.fsm.line import Line
@@ -26,7 +26,7 @@ FIXED = ("num_pages", "page_size", "max_model_len", "vocab_size", "prefix_cache"
 
 def enqueue_control(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
     """Take a control call into the queue, or answer at once why not."""
-    closed = state.gate is Gate.STOPPED or (state.gate is Gate.CLOSING and not isinstance(event, Wake))
+    closed = state.gate is STOPPED or (state.gate is CLOSING and not isinstance(event, Wake))
     fault = f"the engine is {state.gate.value}" if closed else _fault(event)
     if fault:
         acks.append(Ack(event.call, False, fault))

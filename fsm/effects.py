@@ -24,6 +24,10 @@ class FinishReason(StrEnum):
     __hash__ = str.__hash__  # that of its value: an enumeration's own hashes the name anew at every look-up
 
 
+STOP, LENGTH = FinishReason.STOP, FinishReason.LENGTH
+"""Why most requests end."""
+
+
 class Usage(NamedTuple):
     """Tokens of a finished request; `cached`: prompt tokens that the prefix cache held at its first join."""
 

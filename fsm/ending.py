@@ -8,7 +8,7 @@ import numpy as np
 
 from leftfold.events.plan import TokenArray
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
-from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.lifecycle import END, Trigger, advance
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.seating import dequeue, leave_rows, release
 from leftfold.fsm.state import KEPT_FINISHED, InFlight, State
@@ -54,14 +54,14 @@ def end(state: State, over: Sequence[tuple[Request, FinishReason]]) -> None:
         seat = request.seat
         if seat is None:
             dequeue(state, request)
-            _gone(state, request, Trigger.END)
+            _gone(state, request, END)
         elif state.flies(seat):
             _mark_in_flight(state, seat)
             state.stopping.append(seat)
             advance(request, Trigger.END_IN_FLIGHT)
         else:
             release(state, seat)
-            _gone(state, request, Trigger.END)
+            _gone(state, request, END)
 
 
 def _lead_anew(gone: Request, alike: Sequence[Request]) -> None:

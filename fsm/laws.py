@@ -12,7 +12,7 @@ from leftfold.fsm.columns import ONE
 from leftfold.fsm.controls import launch_control
 from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
-from leftfold.fsm.lifecycle import Trigger, advance
+from leftfold.fsm.lifecycle import JOIN, Trigger, advance
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
@@ -71,7 +71,7 @@ def _join(state: State, row: Join) -> Joined:
             state.counts["prefix_queries"] += request.prompt_len
             state.counts["prefix_hits"] += request.cached
     take_seat(state, request, row.slot, pages, row.start)
-    advance(request, Trigger.JOIN)
+    advance(request, JOIN)
     return Joined(
         row.slot, row.rid, row.choice, row.start, request.prompt_len, request.tokens, tuple(pages), request.params,
         request.epoch, request.want,

@@ -61,6 +61,11 @@ class Trigger(Enum):
     __hash__ = object.__hash__
 
 
+HELD, WAITING, LOADING, PREFILLING, DECODING, SENDING, PREEMPTED, STOPPING, FINISHED = Phase
+"""The phases as globals: as attributes of an enumeration they cost five times that to look up."""
+ADMIT, JOIN, CHUNK, PREFILLED, END = Trigger.ADMIT, Trigger.JOIN, Trigger.CHUNK, Trigger.PREFILLED, Trigger.END
+"""Triggers that every request meets."""
+
 _P, _T = Phase, Trigger
 
 TRANSITIONS: Mapping[tuple[Phase | None, Trigger], Phase] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from leftfold.events.types import Pause, Resume, Shutdown
 from leftfold.fsm.effects import Ack, FinishReason, Outputs
 from leftfold.fsm.ending import end_with_output
-from leftfold.fsm.gate import Gate, GateTrigger, move_gate
+from leftfold.fsm.gate import CLOSING, DRAINING, PAUSED, RUNNING, STOPPED, GateTrigger, move_gate
 from leftfold.fsm.state import State
 
 MODES = ("wait", "keep", "abort")
@@ -17,10 +17,10 @@ def pause(state: State, event: Pause, outputs: Outputs, acks: list[Ack]) -> None
     if event.mode not in MODES:
         acks.append(Ack(event.call, False, f"mode {event.mode!r} is none of {', '.join(MODES)}"))
         return
-    if state.gate in (Gate.CLOSING, Gate.STOPPED):
+    if state.gate in (CLOSING, STOPPED):
         acks.append(Ack(event.call, False, f"the engine is {state.gate.value}"))
         return
-    if state.gate is Gate.RUNNING:
+    if state.gate is RUNNING:
         state.drain_mode = event.mode
         state.gate_seq = state.next_arrival
     elif MODES.index(event.mode) > MODES.index(state.drain_mode):
@@ -29,7 +29,7 @@ def pause(state: State, event: Pause, outputs: Outputs, acks: list[Ack]) -> None
     if event.mode == "abort":
         for request in list(state.live.values()):
             end_with_output(state, request, FinishReason.ABORT, outputs)
-    if state.gate is Gate.PAUSED:
+    if state.gate is PAUSED:
         acks.append(Ack(event.call, True, {"mode": state.drain_mode}))
     else:
         state.pause_calls.append(event.call)
@@ -37,7 +37,7 @@ def pause(state: State, event: Pause, outputs: Outputs, acks: list[Ack]) -> None
 
 def resume(state: State, event: Resume, outputs: Outputs, acks: list[Ack]) -> None:
     """Run again; pauses that are still draining are superseded."""
-    if state.gate in (Gate.CLOSING, Gate.STOPPED):
+    if state.gate in (CLOSING, STOPPED):
         acks.append(Ack(event.call, False, f"the engine is {state.gate.value}"))
         return
     if state.asleep:
@@ -51,16 +51,16 @@ def resume(state: State, event: Resume, outputs: Outputs, acks: list[Ack]) -> No
 
 def shutdown(state: State, event: Shutdown, outputs: Outputs, acks: list[Ack]) -> None:
     """Refuse admissions; answered when nothing lives, or at the earliest deadline. A paused engine plans no more."""
-    if state.gate is Gate.STOPPED:
+    if state.gate is STOPPED:
         acks.append(Ack(event.call, True, "the engine is stopped"))
         return
     state.closing_calls.append(event.call)
     due = event.t + event.deadline if event.deadline else 0
-    if state.gate is Gate.CLOSING:
+    if state.gate is CLOSING:
         state.closing_at = min(due or state.closing_at, state.closing_at or due)
         return
     state.closing_at = due
-    state.frozen = state.gate is Gate.PAUSED
+    state.frozen = state.gate is PAUSED
     move_gate(state, GateTrigger.SHUTDOWN)
     acks += [Ack(call, False, "superseded by a shutdown") for call in state.pause_calls]
     state.pause_calls = []
@@ -68,11 +68,11 @@ def shutdown(state: State, event: Shutdown, outputs: Outputs, acks: list[Ack]) -
 
 def settle(state: State, acks: list[Ack]) -> None:
     """Looked at after every event: has a drain, or the closing engine, come to its end?"""
-    if state.gate is Gate.DRAINING and _drained(state):
+    if state.gate is DRAINING and _drained(state):
         move_gate(state, GateTrigger.DRAINED)
         acks += [Ack(call, True, {"mode": state.drain_mode}) for call in state.pause_calls]
         state.pause_calls = []
-    elif state.gate is Gate.CLOSING and _through(state):
+    elif state.gate is CLOSING and _through(state):
         stop(state, acks)
 
 
@@ -98,7 +98,7 @@ def _drained(state: State) -> bool:
 
 def stop_when_due(state: State, t: int, acks: list[Ack]) -> None:
     """CLOSING ends at its deadline although something lives: that is for the next `Started`."""
-    if state.gate is Gate.CLOSING and state.closing_at and t >= state.closing_at:
+    if state.gate is CLOSING and state.closing_at and t >= state.closing_at:
         stop(state, acks)
 
 

@@ -12,7 +12,7 @@ from leftfold.events.plan import Chunk, Control, Grow, Plan
 from leftfold.fsm.admitting import admit, eligible
 from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.draft import next_pages
-from leftfold.fsm.gate import Gate, rows_pass
+from leftfold.fsm.gate import STOPPED, rows_pass
 from leftfold.fsm.reasons import Reason
 from leftfold.fsm.request import Request
 from leftfold.fsm.room import grow, make_way
@@ -29,7 +29,7 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
     overdue = [] if wake_at is None or wake_at > t else state.deadlines.upto(t)
     if state.closing_at and wake_at is not None and state.closing_at <= t:
         return Plan(ends=deadline_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
-    if state.gate is Gate.STOPPED or len(state.in_flight) > state.config.pipeline_depth:
+    if state.gate is STOPPED or len(state.in_flight) > state.config.pipeline_depth:
         return Plan(ends=deadline_ends(overdue)) if overdue else None
     control = operation(state) if state.controls else None
     passing = rows_pass(state)

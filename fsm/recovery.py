@@ -6,9 +6,9 @@ from leftfold.events.digest import START
 from leftfold.events.types import Started
 from leftfold.fsm.columns import Columns
 from leftfold.fsm.controls import lose_control, rank_anew
-from leftfold.fsm.effects import Ack, FinishReason, Outputs
+from leftfold.fsm.effects import LENGTH, Ack, FinishReason, Outputs
 from leftfold.fsm.ending import drain_all, end_with_output
-from leftfold.fsm.gate import Gate, GateTrigger, move_gate
+from leftfold.fsm.gate import CLOSING, GateTrigger, move_gate
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
@@ -45,7 +45,7 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     if "weights" in event.kept:
         return
     state.version = ""
-    if state.gate is Gate.CLOSING:
+    if state.gate is CLOSING:
         acks += [Ack(call, False, "superseded: the engine was started again") for call in state.closing_calls]
     move_gate(state, GateTrigger.STARTED)
     state.closing_calls, state.closing_at, state.frozen = [], 0, False
@@ -89,7 +89,7 @@ def _end_if_too_long(state: State, request: Request, outputs: Outputs) -> None:
     if known < request.limit:
         return
     if known > request.prompt_len:
-        end_with_output(state, request, FinishReason.LENGTH, outputs)
+        end_with_output(state, request, LENGTH, outputs)
     else:
         text = f"the prompt has {known} tokens, the restarted engine holds {request.limit - 1}"
         end_with_output(state, request, FinishReason.ERROR, outputs, {"code": "failed", "text": text})

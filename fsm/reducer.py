@@ -11,9 +11,9 @@ from leftfold.events.types import Abort, Event, ForwardDone, Started, Tick
 from leftfold.fsm.admission import admit, choices
 from leftfold.fsm.commit import forward_done
 from leftfold.fsm.controls import control_done, enqueue_control, lose_control, settle_controls
-from leftfold.fsm.effects import Ack, Effects, FinishReason, Outputs, kv_events
+from leftfold.fsm.effects import STOP, Ack, Effects, FinishReason, Outputs, kv_events
 from leftfold.fsm.ending import end_with_output
-from leftfold.fsm.gate import Gate
+from leftfold.fsm.gate import RUNNING
 from leftfold.fsm.laws import apply_plan
 from leftfold.fsm.pausing import pause, resume, settle, shutdown, stop_when_due
 from leftfold.fsm.planner import decide
@@ -54,7 +54,7 @@ def apply(state: State, event: Event, plan: Plan | None = None) -> Effects:
         raise TypeError(f"{type(event).__name__} is no event")
     if state.controls:
         settle_controls(state, acks)
-    if state.gate is not Gate.RUNNING:
+    if state.gate is not RUNNING:
         settle(state, acks)
     heard = kv_events(state.pool) if state.pool.journal else ()
     return Effects(execution, outputs, acks, heard, state.wake_at if state.deadlines.keys or state.closing_at else None)
@@ -66,7 +66,7 @@ def _admit(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
 
 def _abort(state: State, event: Abort, outputs: Outputs, acks: list[Ack]) -> None:
     """End one request, or all; what is unknown, older or finished is a no-op."""
-    reason = FinishReason.STOP if event.reason == "stop_string" else FinishReason.ABORT
+    reason = STOP if event.reason == "stop_string" else FinishReason.ABORT
     if event.rid is None:
         named = list(state.live.values())
     else:

@@ -20,7 +20,7 @@ from leftfold.events.types import SamplingParams
 from leftfold.fsm.columns import ONE
 from leftfold.fsm.errors import SnapshotInvalid
 from leftfold.fsm.gate import Gate
-from leftfold.fsm.lifecycle import Phase
+from leftfold.fsm.lifecycle import FINISHED, Phase
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.request import Request, Seat
@@ -286,7 +286,7 @@ def _finished(fields: Sequence[Any]) -> Request:
     empty: TokenArray = np.empty(0, np.int32)
     request = Request(rid, epoch, choice, arrival, empty, SamplingParams())
     request.prompt_len = prompt_len
-    request.phase = Phase.FINISHED
+    request.phase = FINISHED
     return request
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from leftfold.events.digest import START
 from leftfold.fsm import check, copying, fingerprint
 from leftfold.fsm.columns import Columns
-from leftfold.fsm.gate import Gate
+from leftfold.fsm.gate import RUNNING, STOPPED
 from leftfold.fsm.limits import Config
 from leftfold.fsm.line import Line
 from leftfold.fsm.pages import PagePool
@@ -76,7 +76,7 @@ class State:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.policy: Policy = POLICIES[config.policy]
-        self.gate = Gate.RUNNING
+        self.gate = RUNNING
         self.drain_mode = ""
         self.gate_seq = 0
         self.pause_calls: list[str] = []
@@ -168,7 +168,7 @@ class State:
     def wake_at(self) -> int | None:
         """Absolute µs of the next deadline; none expires in a stopped engine."""
         keys, closing_at = self.deadlines.keys, self.closing_at
-        if not keys and not closing_at or self.gate is Gate.STOPPED:
+        if not keys and not closing_at or self.gate is STOPPED:
             return None
         if not keys:
             return closing_at

@@ -7,8 +7,8 @@ from leftfold.events.plan import Plan, as_list
 from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.effects import FinishReason
 from leftfold.fsm.errors import PlanRefused
-from leftfold.fsm.gate import Gate, may_join, rows_pass
-from leftfold.fsm.lifecycle import Phase
+from leftfold.fsm.gate import STOPPED, may_join, rows_pass
+from leftfold.fsm.lifecycle import STOPPING
 from leftfold.fsm.limits import demand
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.prefix import extend_keys, matching
@@ -40,7 +40,7 @@ def refuse_invalid(state: State, plan: Plan) -> None:
 
 
 def _ending(state: State, plan: Plan) -> list[Seat]:
-    if state.gate is Gate.STOPPED:
+    if state.gate is STOPPED:
         raise PlanRefused("ends: the engine is stopped")
     seats: list[Seat] = []
     told: list[tuple[str, int, int]] = []
@@ -61,7 +61,7 @@ def _check_step(state: State, plan: Plan) -> None:
         raise PlanRefused(f"step {plan.step} is not the next one ({state.next_step})")
     if len(state.in_flight) > state.config.pipeline_depth:
         raise PlanRefused(f"step {plan.step}: {len(state.in_flight)} steps are in flight")
-    if not state.executor_present or state.gate is Gate.STOPPED:
+    if not state.executor_present or state.gate is STOPPED:
         raise PlanRefused(f"step {plan.step}: gate {state.gate.value}, executor present {state.executor_present}")
     if plan.width != 1:
         raise PlanRefused(f"step {plan.step}: widths other than 1 are not supported")
@@ -232,7 +232,7 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 def _decodes(state: State, slot: int) -> bool:
     seat = state.by_slot[slot] if type(slot) is int and 0 <= slot < len(state.by_slot) else None
-    return seat is not None and slot not in state.prefilling and seat.request.phase is not Phase.STOPPING
+    return seat is not None and slot not in state.prefilling and seat.request.phase is not STOPPING
 
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
