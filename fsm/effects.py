@@ -108,6 +108,11 @@ class Outputs:
     def __len__(self) -> int:
         return sum(len(part) if isinstance(part, TokenBatch) else 1 for part in self.parts)
 
+    @property
+    def count(self) -> int:
+        """Tokens of all of them, counted without making rows."""
+        return sum([len(part) if isinstance(part, TokenBatch) else len(part.tokens) for part in self.parts])
+
 
 class KvStored(NamedTuple):
     """A full page became findable. `key`, `parent` (None for a first page): 16-byte prefix keys; `tokens`: its ids."""

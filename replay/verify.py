@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from leftfold.events import CodecError, Event, ForwardDone, LogDamaged, LogError, Record, SnapshotBad, Started, Tick
-from leftfold.fsm import Effects, State, decide
+from leftfold.fsm import Effects, Outputs, State, decide
 from leftfold.replay.compare import Divergence, compare_plans
 from leftfold.replay.errors import NotStarted, ReducerFault, ReplayError, SettingsError
 from leftfold.replay.fold import Fold
@@ -95,7 +95,8 @@ class _Verifier:
             self._count(event)
             if seq in self.digests:
                 self._compare_snapshot(seq)
-            self.verdict.tokens += sum(len(output.tokens) for output in effects.outputs)
+            if isinstance(effects.outputs, Outputs):
+                self.verdict.tokens += effects.outputs.count
         except SettingsError:
             raise
         except ReplayError as error:
