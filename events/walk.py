@@ -123,32 +123,46 @@ def _segment_of(store: Readable, names: list[str], seq: int) -> int:
 
 
 def _walk_segment(file: BinaryIO, tail: Tail, may_be_torn: bool) -> Iterator[bytes]:
-    name, crc, seq = tail.name, tail.crc, tail.next_seq
-    number = offset = 0
-    line = b""
+    try:
+        line = file.readline()
+    except (zstandard.ZstdError, OSError) as error:
+        raise LogDamaged(tail.name, 1, 0, f"cannot be read: {error}") from error
+    if not line:
+        if not may_be_torn:
+            raise LogDamaged(tail.name, 1, 0, "the segment is empty")
+    elif line[-1] != 10:
+        _tear(tail, 1, 0, line, may_be_torn)
+    else:
+        tail.crc, tail.next_seq = _enter(line, tail)
+        tail.size = len(line)
+        yield from walk_lines(file, tail, 2, may_be_torn)
+
+
+def _tear(tail: Tail, number: int, offset: int, line: bytes, may_be_torn: bool) -> None:
+    if not may_be_torn:
+        raise LogDamaged(tail.name, number, offset, "the segment ends in the middle of a record")
+    tail.dropped = Dropped(tail.name, number, offset, len(line))
+
+
+def walk_lines(file: BinaryIO, tail: Tail, number: int, may_be_torn: bool) -> Iterator[bytes]:
+    """The events' lines from line `number` on; `tail` stands at the end of the line before. Raises `LogDamaged`."""
+    name, crc, seq, offset = tail.name, tail.crc, tail.next_seq, tail.size
     try:
         for line in file:
-            number += 1
             if line[-1] != 10:
-                if not may_be_torn:
-                    raise LogDamaged(name, number, offset, "the segment ends in the middle of a record")
-                tail.dropped = Dropped(name, number, offset, len(line))
+                _tear(tail, number, offset, line, may_be_torn)
                 break
-            if number == 1:
-                crc, seq = _enter(line, tail)
-            else:
-                checked = extend(crc, line[REST:-1])
-                if line[:REST] != PREFIX % checked or not line.startswith(b'"seq":%d,' % seq, REST):
-                    raise damage(line, seq, crc, name, number, offset)
-                crc = checked
-                seq += 1
-                yield line
-                tail.last = line
+            checked = extend(crc, line[REST:-1])
+            if line[:REST] != PREFIX % checked or not line.startswith(b'"seq":%d,' % seq, REST):
+                raise damage(line, seq, crc, name, number, offset)
+            crc = checked
+            seq += 1
+            yield line
+            tail.last = line
             offset += len(line)
+            number += 1
     except (zstandard.ZstdError, OSError) as error:
-        raise LogDamaged(name, number + 1, offset, f"cannot be read: {error}") from error
-    if number == 0 and not may_be_torn:
-        raise LogDamaged(name, 1, 0, "the segment is empty")
+        raise LogDamaged(name, number, offset, f"cannot be read: {error}") from error
     tail.size, tail.crc, tail.next_seq = offset, crc, seq
 
 

@@ -27,6 +27,9 @@ from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.state import ControlCall, InFlight, State
 
+FORMAT = 1
+"""Of what `encode` gives. A state that has more to say gets a new number, and `decode` keeps reading the old one."""
+
 _SCALARS = (
     "drain_mode", "gate_seq", "frozen", "version", "executor_present", "incarnation", "generation", "next_step",
     "next_arrival", "next_order", "next_op", "chain", "voids", "closing_at",
@@ -49,6 +52,8 @@ def encode(state: State) -> dict[str, Any]:
 def decode(raw: Mapping[str, Any]) -> State:
     """The state that `encode` was given, after JSON or not. Raises `SnapshotInvalid` for what it never gives."""
     try:
+        if not 1 <= raw["format"] <= FORMAT:
+            raise SnapshotInvalid(f"a state of format {raw['format']}; this version reads up to {FORMAT}")
         return _Decoder(raw).state()
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, MemoryError) as error:
         raise SnapshotInvalid(f"not a state of this version: {type(error).__name__}: {error}") from error
@@ -97,6 +102,7 @@ class _Encoder:
         state = self._state
         over = {one: at for at, one in enumerate(state.finished)}
         found: dict[str, Any] = {
+            "format": FORMAT,
             "config": state.config.as_dict(),
             "gate": state.gate.value,
             "root": state.root.hex(),
