@@ -48,34 +48,35 @@ def is_log(records: Iterable[Record] | Log) -> TypeGuard[Log]:
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """A fold as it was after record `seq`, independent of what comes: encode and save it in whatever thread."""
+    """A fold as it was after record `seq`, independent of what comes: encode and save it in whatever thread.
+
+    `chain` below is the checksum of record `seq`, which `EventLog.mark` gives right after that record was appended.
+    """
 
     seq: int
-    chain: int
     t: int
     first: Started
     last: Started
     state: State
 
-    def encode(self) -> bytes:
+    def encode(self, chain: int) -> bytes:
         """The snapshot's file."""
         body = {
             "t": self.t, "laws": LAWS, "first": plain(self.first), "last": plain(self.last),
             "state": states.encode(self.state),
         }  # fmt: skip
-        return Snapshot(self.seq, self.chain, self.state.digest(), body).encode()
+        return Snapshot(self.seq, chain, self.state.digest(), body).encode()
 
-    def save(self, directory: str | os.PathLike[str]) -> str:
+    def save(self, directory: str | os.PathLike[str], chain: int) -> str:
         """Write it, durable when this returns; the log must be durable up to `seq` before. Raises `OSError`."""
-        return save_snapshot(directory, self.seq, self.encode())
+        return save_snapshot(directory, self.seq, self.encode(chain))
 
 
-def capture(fold: Fold, mark: tuple[int, int]) -> Capture:
-    """What is to be saved of `fold`; `mark`: the log's, after the record that was folded last. Copies the state."""
-    seq, chain = mark
-    if fold.state is None or fold.first is None or fold.last is None or seq != fold.seq:
-        raise ValueError(f"the fold stands at record {fold.seq}, the log at {seq}: take both after the same record")
-    return Capture(seq, chain, fold.t, fold.first, fold.last, fold.state.copy())
+def capture(fold: Fold) -> Capture:
+    """What is to be saved of `fold`, in the thread that folds: this copies the state. Raises `NotStarted`."""
+    if fold.state is None or fold.first is None or fold.last is None:
+        raise NotStarted("nothing was folded yet that a snapshot could hold")
+    return Capture(fold.seq, fold.t, fold.first, fold.last, fold.state.copy())
 
 
 def restore(snapshot: Snapshot) -> Fold:

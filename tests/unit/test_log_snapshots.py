@@ -45,7 +45,9 @@ def log_with_snapshots(directory: Path, every: int = 12, segment_bytes: int = 60
             fold.take(one.seq, one.event)
             if one.seq % every == 0:
                 log.sync()
-                save_snapshot(directory, one.seq, capture(fold, log.mark).encode(), keep=99)
+                seq, chain = log.mark
+                assert seq == one.seq
+                save_snapshot(directory, seq, capture(fold).encode(chain), keep=99)
     assert fold.state is not None
     return fold.state.digest()
 
