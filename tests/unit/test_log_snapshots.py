@@ -128,15 +128,15 @@ def test_a_flipped_bit_anywhere_in_a_snapshot_is_found_or_harmless(folder: Path)
     (seq,) = reader.snapshots()[:1]
     path = folder / f"snapshot-{seq}.json.zst"
     raw, harmless = path.read_bytes(), []
-    digest = reader.snapshot(seq).digest
+    good = reader.snapshot(seq)
     for place in range(len(raw)):
         path.write_bytes(raw[:place] + bytes([raw[place] ^ 16]) + raw[place + 1 :])
         try:
-            assert reader.snapshot(seq).digest == digest
+            assert reader.snapshot(seq) == good
             harmless.append(place)
         except SnapshotBad:
             pass
-    assert len(harmless) < 4, f"only flags of the frame's header hold nothing, but {harmless} went unnoticed"
+    assert len(harmless) < 8, f"only a few of the frames' bits hold nothing, but {harmless} went unnoticed"
 
 
 def test_a_snapshot_ahead_of_a_log_that_lost_its_tail_is_removed_at_the_opening(folder: Path) -> None:
