@@ -11,7 +11,9 @@ import torch
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ModelError, PlanError
 from leftfold.executor.memory import give_back
+from leftfold.executor.models import quantized
 from leftfold.executor.models.llama import KVMemory, Llama
+from leftfold.executor.models.quantized import QuantizedLlama, QuantizedMemory
 from leftfold.executor.weights import LoadedModel, load
 from leftfold.kernels.registry import Kernels
 
@@ -22,8 +24,13 @@ SHAPE = (
 """What new weights must have in common with the old ones."""
 
 
+AnyModel = Llama | QuantizedLlama
+AnyMemory = KVMemory | QuantizedMemory
+
+
 class Resident:
-    """`model` and `memory`; using one that sleeps is a `PlanError`. `dtype`: of both; `max_len`: of rows.
+    """`model` and `memory`; using one that sleeps is a `PlanError`. `dtype`: of both, unless `quantization` is "int8";
+    `max_len`: of rows.
 
     Nothing of the model's files stays open, so a wake reads them again from where they were.
     """
@@ -38,22 +45,24 @@ class Resident:
         max_len: int,
         num_pages: int,
         page_size: int,
+        quantization: str = "none",
     ) -> None:
         self.config: ModelConfig = loaded.config
+        self.quantization = quantization
         self.source = loaded.source
         self._kernels, self._dtype, self._device, self._max_len = kernels, dtype, device, max_len
         self._num_pages, self._page_size = num_pages, page_size
-        self._model: Llama | None = self._build(loaded)
-        self._memory: KVMemory | None = self._allocate()
+        self._model: AnyModel | None = self._build(loaded)
+        self._memory: AnyMemory | None = self._allocate()
 
     @property
-    def model(self) -> Llama:
+    def model(self) -> AnyModel:
         if self._model is None:
             raise PlanError("the weights are asleep: wake them before any row runs")
         return self._model
 
     @property
-    def memory(self) -> KVMemory:
+    def memory(self) -> AnyMemory:
         if self._memory is None:
             raise PlanError("the KV memory is asleep: wake it before any row runs")
         return self._memory
@@ -121,10 +130,14 @@ class Resident:
             raise ModelError(f"the weights at {source} reach {reach} positions; rows here reach {self._max_len}")
         return loaded
 
-    def _build(self, loaded: LoadedModel) -> Llama:
+    def _build(self, loaded: LoadedModel) -> AnyModel:
         with torch.inference_mode():
+            if self.quantization == "int8":
+                return quantized.build(loaded, self._max_len)
             return Llama(loaded, self._kernels, self._dtype, self._device, self._max_len)
 
-    def _allocate(self) -> KVMemory:
+    def _allocate(self) -> AnyMemory:
         with torch.inference_mode():
+            if self.quantization == "int8":
+                return QuantizedMemory(self.config, self._num_pages, self._page_size)
             return KVMemory(self.config, self._num_pages, self._page_size, self._dtype, self._device)

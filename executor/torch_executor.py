@@ -17,14 +17,16 @@ from leftfold.executor.config import ModelConfig
 from leftfold.executor.controls import Controls
 from leftfold.executor.errors import ModelError, PlanError, RowError
 from leftfold.executor.mirrors import DeviceState, StepRows
-from leftfold.executor.models.llama import KVMemory, Llama, StepInput
-from leftfold.executor.resident import Resident
+from leftfold.executor.models import quantized
+from leftfold.executor.models.llama import StepInput
+from leftfold.executor.resident import AnyMemory, AnyModel, Resident
 from leftfold.executor.sampler import Sampler
 from leftfold.executor.scorer import Scorer
 from leftfold.executor.weights import LoadedModel, load
 from leftfold.kernels.attention import PagedLayout
 from leftfold.kernels.registry import Kernels
 
+QUANTIZATIONS = ("auto", "none", "int8")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -36,12 +38,33 @@ def resolve_dtype(dtype: str, kind: str) -> str:
     return name
 
 
+def resolve_quantization(quantization: str, kind: str, dtype: str, model: LoadedModel, max_len: int) -> str:
+    """"int8" or "none". "auto" is int8 on a CPU where the model's file is quantized already and no dtype is asked for.
+
+    Raises `ModelError` for an unknown name, or for int8 where it cannot be.
+    """
+    if quantization not in QUANTIZATIONS:
+        raise ModelError(f"quantization {quantization!r} is unknown; there are: {', '.join(QUANTIZATIONS)}")
+    if quantization == "none":
+        return "none"
+    reason = quantized.unsupported(model.config, max_len)
+    if not reason and kind != "cpu":
+        reason = f"quantized weights run on a CPU only, not on {kind}"
+    if not reason and dtype not in ("auto", "float32"):
+        reason = f"dtype {dtype} is asked for"
+    if quantization == "auto":
+        return "int8" if model.quantized and dtype == "auto" and not reason else "none"
+    if reason:
+        raise ModelError(f"quantization int8 cannot be: {reason}")
+    return "int8"
+
+
 class TorchExecutor:
     """Model and paged KV memory (`resident`), mirrors, sampler, control verbs (`controls`).
 
     `model`: a path (`weights.load`) or an opened model. `num_pages`, `page_size`: the KV memory. `max_model_len`:
     positions a row may reach. `max_running`: rows to make room for at once (more are fine). `dtype`: "auto" is
-    float32 on a CPU and bfloat16 elsewhere. `threads`: PyTorch's, for the whole process (None: as it is).
+    float32 on a CPU and bfloat16 elsewhere. `quantization`: see `resolve_quantization`. `threads`: PyTorch's, for the whole process (None: as it is).
     `kernels`: implementation by operation name. Raises `ModelError`, and `KernelError` for unknown kernels.
     """
 
@@ -54,6 +77,7 @@ class TorchExecutor:
         max_model_len: int,
         max_running: int = 1,
         dtype: str = "auto",
+        quantization: str = "none",
         device: str = "cpu",
         threads: int | None = None,
         kernels: Mapping[str, str] | None = None,
@@ -72,6 +96,7 @@ class TorchExecutor:
             max_len=max_model_len,
             num_pages=num_pages,
             page_size=page_size,
+            quantization=resolve_quantization(quantization, kind, dtype, loaded, max_model_len),
         )
         self.controls = Controls(self.resident)
         self.device = torch.device(device)
@@ -90,11 +115,11 @@ class TorchExecutor:
         self.resident.clear()
 
     @property
-    def model(self) -> Llama:
+    def model(self) -> AnyModel:
         return self.resident.model
 
     @property
-    def memory(self) -> KVMemory:
+    def memory(self) -> AnyMemory:
         return self.resident.memory
 
     @property

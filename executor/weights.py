@@ -19,6 +19,7 @@ from leftfold.executor.errors import ModelError
 
 _READ_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
+_WHOLE = ("F64", "F32", "F16", "BF16")
 _GGUF_LAYER = {
     "input_layernorm": "attn_norm",
     "post_attention_layernorm": "ffn_norm",
@@ -46,12 +47,14 @@ class LoadedModel:
 
     `has(name)`, `get(name)`: by Hugging Face name; `get` reads (and dequantizes) at every call. `"rope_freqs"`
     [head_dim / 2]: divisors of the rotation speeds, in some GGUF files. `source`: the path that opens it again.
+    `quantized`: its file holds matrices in fewer than 16 bits.
     """
 
     config: ModelConfig
     has: Callable[[str], bool]
     get: Callable[[str], torch.Tensor]
     source: Path | None = None
+    quantized: bool = False
 
     def expect(self, name: str, *shape: int) -> torch.Tensor:
         """`get`, with the shape checked. Raises `ModelError` if the tensor is missing or has another shape."""
@@ -162,7 +165,8 @@ def _open_gguf(file: Path) -> LoadedModel:
             whole = _unpermuted(name, whole, config)
         return whole
 
-    return LoadedModel(config, has, get, file.absolute())
+    few_bits = any(len(tensor.shape) > 1 and tensor.tensor_type.name not in _WHOLE for tensor in tensors.values())
+    return LoadedModel(config, has, get, file.absolute(), few_bits)
 
 
 def _what_is_wrong(file: Path, error: Exception) -> str:

@@ -1,0 +1,73 @@
+"""Weights as 8-bit whole numbers with one scale per output channel, in the tiles that `src/linear.h` describes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+OUTPUTS, INPUTS = 16, 64
+"""A tile: outputs × inputs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A linear's weights. `weight` int8 [blocks, depth/64, 16, 16, 4]; `scale` float32, `offset` int32, `bias` float32
+    or None, each [blocks · 16]; `outputs`, `inputs`: without padding. `blocks` is even."""
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    offset: torch.Tensor
+    bias: torch.Tensor | None
+    outputs: int
+    inputs: int
+
+    @property
+    def blocks(self) -> int:
+        return self.weight.shape[0]
+
+    @property
+    def depth(self) -> int:
+        return self.weight.shape[1] * INPUTS
+
+    @property
+    def nbytes(self) -> int:
+        tensors = (self.weight, self.scale, self.offset, self.bias)
+        return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+    def plain(self) -> torch.Tensor:
+        """The weights as they were before packing: int8 [outputs, inputs]."""
+        rows = self.weight.permute(0, 3, 1, 2, 4).reshape(self.blocks * OUTPUTS, self.depth)
+        return rows[: self.outputs, : self.inputs]
+
+
+def pack(weight: torch.Tensor, bias: torch.Tensor | None = None) -> Packed:
+    """Quantize `weight` [outputs, inputs] (float32): each row over its largest magnitude, to -127 … 127, to nearest.
+
+    A row with a value that is not finite gets a scale that is no number, so that whoever uses it finds out.
+    """
+    outputs, inputs = weight.shape
+    most = weight.abs().amax(1, keepdim=True)
+    finite = torch.isfinite(most)
+    used = torch.where(finite, weight, 0.0)
+    inverse = torch.where(finite & (most > 1e-30), 127.0 / most, 0.0)
+    whole = torch.round(used * inverse).to(torch.int8)
+    scale = torch.where(finite, torch.where(most > 1e-30, most / 127.0, 0.0), float("nan"))[:, 0]
+    rows, depth = -(-outputs // (2 * OUTPUTS)) * 2 * OUTPUTS, -(-inputs // INPUTS) * INPUTS
+    padded = F.pad(whole, (0, depth - inputs, 0, rows - outputs))
+    tiles = padded.view(rows // OUTPUTS, OUTPUTS, depth // INPUTS, INPUTS // 4, 4).permute(0, 2, 3, 1, 4)
+    return Packed(
+        weight=tiles.contiguous(),
+        scale=F.pad(scale, (0, rows - outputs)).contiguous(),
+        offset=(padded.sum(1, dtype=torch.int32) * 128).contiguous(),
+        bias=None if bias is None else F.pad(bias.float(), (0, rows - outputs)).contiguous(),
+        outputs=outputs,
+        inputs=inputs,
+    )
+
+
+def take_turns(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Rows of two tensors of one shape, sixteen of the first, sixteen of the second, and so on."""
+    parts = [part.view(-1, OUTPUTS, *part.shape[1:]) for part in (first, second)]
+    return torch.stack(parts, dim=1).reshape(2 * len(first), *first.shape[1:])

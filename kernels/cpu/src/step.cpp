@@ -1,0 +1,293 @@
+// A transformer step of the Llama family in one call: embedding, blocks, final norm; and scores over the vocabulary.
+//
+// The arithmetic is defined by ../reference.py; every function gives the same bits. Work is handed out in units of
+// outputs, rows or (row, KV head) pieces, each computed whole by one thread, so nothing depends on who does it.
+#include <memory>
+
+#include "attention.h"
+#include "linear.h"
+#include "pool.h"
+
+using namespace lf;
+
+extern "C" {
+
+struct LfLayer {
+    const float* attention_norm;
+    const float* q_norm;  // or null
+    const float* k_norm;  // or null
+    const float* mlp_norm;
+    LfLinear qkv, output, gate_up, down;  // gate_up: blocks of the gate and of the other half take turns
+    int64_t window;                       // 0: none
+};
+
+struct LfModel {
+    int32_t layers, hidden, inner, heads, kv_heads, head_dim, page_size, blocks;
+    float eps, score_scale;  // score_scale: head_dim^-1/2 · log2(e)
+    const LfLayer* layer;
+    const float* norm;
+    const float *cos, *sin;  // [positions, head_dim]
+    LfLinear embedding, head;
+};
+
+struct LfStep {
+    int32_t tokens, rows;
+    const int64_t *ids, *positions, *places;  // [tokens]
+    const int64_t *starts, *lengths;          // [rows]
+    const int64_t* pages;                     // [rows, widest]
+    int64_t widest;
+    const LfMemory* memory;  // [layers]
+    float* hidden;           // [tokens, hidden]
+};
+}
+
+namespace {
+
+// Room for activations of `rows` rows: bytes, readable up to a multiple of 16 rows of bytes, and a scale each.
+struct Activations {
+    std::vector<uint8_t> bytes;
+    std::vector<float> scales;
+
+    void fit(int rows, int depth) {
+        const size_t size = size_t((2 * rows + 31) / 32) * 32 * depth;
+        if (bytes.size() < size) bytes.resize(size);
+        if (scales.size() < size_t(rows)) scales.resize(rows);
+    }
+
+    void take(int row, const float* x, int n, int depth) {
+        uint8_t* high = bytes.data() + size_t(2 * row) * depth;
+        std::memset(high + n, 0, depth - n);
+        std::memset(high + depth + n, 0, depth - n);
+        scales[row] = quantize_row(x, n, high, high + depth);
+    }
+};
+
+}  // namespace
+
+struct LfEngine {
+    Pool pool;
+    Activations wide, narrow, inner;
+    Queries queries;
+    std::vector<float> x, projected, seen, acted;
+    std::vector<Piece> pieces;
+    std::vector<Scratch> scratch;
+
+    explicit LfEngine(int threads) : pool(threads), scratch(threads) {}
+
+    void forward(const LfModel& m, const LfStep& s);
+    void scores(const LfModel& m, const float* hidden, int rows, float* out);
+
+  private:
+    void embed(const LfModel& m, int64_t id, float* x);
+    void cut(const LfModel& m, const LfStep& s);
+    void place(const LfModel& m, const LfLayer& l, const LfStep& s, const LfMemory& memory, int token);
+};
+
+// A row of the embedding: the head's weights in their tiles.
+void LfEngine::embed(const LfModel& m, int64_t id, float* x) {
+    const LfLinear& e = m.embedding;
+    const int8_t* w = e.weight + (id >> 4) * size_t(e.depth) * 16 + (id & 15) * 4;
+    const float scale = e.scale[id];
+    for (int k = 0; k < m.hidden; k += 4)
+        for (int i = 0; i < 4; i++) x[k + i] = float(w[k * 16 + i]) * scale;
+}
+
+// Pieces of at most 16 query vectors.
+void LfEngine::cut(const LfModel& m, const LfStep& s) {
+    const int shared = m.heads / m.kv_heads, most = shared < 16 ? 16 / shared : 1;
+    pieces.clear();
+    for (int row = 0, first = 0; row < s.rows; first += int(s.lengths[row++]))
+        for (int64_t done = 0; done < s.lengths[row]; done += most) {
+            const int count = int(s.lengths[row] - done < most ? s.lengths[row] - done : most);
+            for (int head = 0; head < m.kv_heads; head++)
+                pieces.push_back({row, first + int(done), count, head, s.starts[row] + done});
+        }
+}
+
+static void rotate(const float* x, const float* cos, const float* sin, int head_dim, float* out) {
+    const int half = head_dim / 2;
+    for (int d = 0; d < half; d++) {
+        out[d] = x[d] * cos[d] - x[d + half] * sin[d];
+        out[d + half] = x[d + half] * cos[d + half] + x[d] * sin[d + half];
+    }
+}
+
+// One token's queries, keys and values: normed, rotated, as whole numbers, keys and values in their place.
+void LfEngine::place(const LfModel& m, const LfLayer& l, const LfStep& s, const LfMemory& memory, int token) {
+    const int size = m.head_dim;
+    const float* from = projected.data() + size_t(token) * l.qkv.blocks * 16;
+    const float *cos = m.cos + s.positions[token] * size, *sin = m.sin + s.positions[token] * size;
+    float normed[256], turned[256];
+    int8_t whole[256];
+    for (int head = 0; head < m.heads; head++, from += size) {
+        const float* q = from;
+        if (l.q_norm) rms_norm(from, l.q_norm, size, m.eps, normed), q = normed;
+        rotate(q, cos, sin, size, turned);
+        const size_t at = size_t(token) * m.heads + head;
+        int8_t *high = queries.bytes.data() + at * 2 * size, *low = high + size;
+        i16 total = splat(0);
+        const Scale scale = quantize(turned, size, 16256.0f, [&](int k, i16 q16) {
+            total = total + q16;
+            store(high + k, __builtin_convertvector(q16 >> 7, b16));
+            store(low + k, __builtin_convertvector(q16 & splat(127), b16));
+        });
+        int32_t sum = 0;
+        for (int i = 0; i < 16; i++) sum += total[i];
+        queries.offset[at] = 128 * sum;
+        queries.scale[at] = scale.scale * m.score_scale;
+    }
+    const int64_t page = s.places[token] / m.page_size, offset = s.places[token] % m.page_size;
+    for (int part = 0; part < 2; part++)
+        for (int head = 0; head < m.kv_heads; head++, from += size) {
+            const float* x = from;
+            if (part == 0) {
+                if (l.k_norm) rms_norm(from, l.k_norm, size, m.eps, normed), x = normed;
+                rotate(x, cos, sin, size, turned), x = turned;
+            }
+            const Scale scale =
+                quantize(x, size, 127.0f, [&](int k, i16 q) { store(whole + k, __builtin_convertvector(q, b16)); });
+            const size_t block = (page * m.kv_heads + head) * m.blocks + offset / 16, lane = offset % 16;
+            if (part == 0) {
+                uint8_t* to = memory.keys + block * size * 16 + lane * 4;
+                for (int d = 0; d < size; d++) to[(d >> 2) * 64 + (d & 3)] = uint8_t(whole[d] + 128);
+                memory.key_scales[block * 16 + lane] = scale.scale;
+            } else {
+                int8_t* to = memory.values + block * size * 16 + (lane >> 2) * size * 4 + (lane & 3);
+                for (int d = 0; d < size; d++) to[d * 4] = whole[d];
+                memory.value_scales[block * 16 + lane] = scale.scale;
+            }
+        }
+}
+
+void LfEngine::forward(const LfModel& m, const LfStep& s) {
+    const int n = s.tokens, hidden = m.hidden, q_size = m.heads * m.head_dim;
+    const Heads heads = {m.heads, m.kv_heads, m.head_dim, m.page_size, m.blocks};
+    const int qkv_width = m.layer[0].qkv.blocks * 16;
+    auto fit = [](auto& v, size_t size) {
+        if (v.size() < size) v.resize(size);
+    };
+    fit(x, size_t(n) * hidden), fit(projected, size_t(n) * qkv_width), fit(seen, size_t(n) * q_size);
+    fit(acted, size_t(n) * m.inner), fit(queries.bytes, size_t(n) * q_size * 2);
+    fit(queries.offset, size_t(n) * m.heads), fit(queries.scale, size_t(n) * m.heads);
+    wide.fit(n, m.layer[0].qkv.depth), narrow.fit(n, m.layer[0].output.depth), inner.fit(n, m.layer[0].down.depth);
+    cut(m, s);
+    pool.run([&](int worker) {
+        tiles_on();
+        std::vector<float> normed(hidden);
+        auto norm_row = [&](int row, const float* weight, int depth) {
+            rms_norm(x.data() + size_t(row) * hidden, weight, hidden, m.eps, normed.data());
+            wide.take(row, normed.data(), hidden, depth);
+        };
+        auto add = [&](int first, int row, f16 a, f16 b) {
+            float* to = x.data() + size_t(row) * hidden + first;
+            store(to, load<f16>(to) + a);
+            if (first + 16 < hidden) store(to + 16, load<f16>(to + 16) + b);
+        };
+        pool.share(n, [&](int row) {
+            embed(m, s.ids[row], x.data() + size_t(row) * hidden);
+            norm_row(row, m.layer[0].attention_norm, m.layer[0].qkv.depth);
+        });
+        for (int layer = 0; layer < m.layers; layer++) {
+            const LfLayer& l = m.layer[layer];
+            const LfMemory& memory = s.memory[layer];
+            pool.share(l.qkv.blocks / 2, [&](int unit) {
+                linear_unit(l.qkv, unit, wide.bytes.data(), wide.scales.data(), n, [&](int row, f16 a, f16 b) {
+                    float* to = projected.data() + size_t(row) * qkv_width + unit * 32;
+                    store(to, a), store(to + 16, b);
+                });
+            });
+            pool.share(n, [&](int token) { place(m, l, s, memory, token); });
+            pool.share(int(pieces.size()), [&](int i) {
+                const int64_t* pages = s.pages + pieces[i].row * s.widest;
+                attend(pieces[i], heads, memory, queries, pages, l.window, scratch[worker], seen.data());
+            });
+            pool.share(n, [&](int row) { narrow.take(row, seen.data() + size_t(row) * q_size, q_size, l.output.depth); });
+            pool.share(l.output.blocks / 2, [&](int unit) {
+                linear_unit(l.output, unit, narrow.bytes.data(), narrow.scales.data(), n,
+                            [&](int row, f16 a, f16 b) { add(unit * 32, row, a, b); });
+            });
+            pool.share(n, [&](int row) { norm_row(row, l.mlp_norm, l.gate_up.depth); });
+            pool.share(l.gate_up.blocks / 2, [&](int unit) {
+                linear_unit(l.gate_up, unit, wide.bytes.data(), wide.scales.data(), n, [&](int row, f16 gate, f16 up) {
+                    store(acted.data() + size_t(row) * m.inner + unit * 16, silu_mul(gate, up));
+                });
+            });
+            pool.share(n, [&](int row) { inner.take(row, acted.data() + size_t(row) * m.inner, m.inner, l.down.depth); });
+            pool.share(l.down.blocks / 2, [&](int unit) {
+                linear_unit(l.down, unit, inner.bytes.data(), inner.scales.data(), n,
+                            [&](int row, f16 a, f16 b) { add(unit * 32, row, a, b); });
+            });
+            const bool last = layer + 1 == m.layers;
+            pool.share(n, [&](int row) {
+                if (!last) return norm_row(row, m.layer[layer + 1].attention_norm, m.layer[layer + 1].qkv.depth);
+                rms_norm(x.data() + size_t(row) * hidden, m.norm, hidden, m.eps, s.hidden + size_t(row) * hidden);
+            });
+        }
+        tiles_off();
+    });
+}
+
+void LfEngine::scores(const LfModel& m, const float* hidden, int rows, float* out) {
+    const LfLinear& l = m.head;
+    wide.fit(rows, l.depth);
+    pool.run([&](int) {
+        tiles_on();
+        pool.share(rows, [&](int row) { wide.take(row, hidden + size_t(row) * m.hidden, m.hidden, l.depth); });
+        pool.share(l.blocks / 2, [&](int unit) {
+            linear_unit(l, unit, wide.bytes.data(), wide.scales.data(), rows, [&](int row, f16 a, f16 b) {
+                const int first = unit * 32;
+                float* to = out + size_t(row) * l.outputs + first;
+                if (first + 32 <= l.outputs) {
+                    store(to, a), store(to + 16, b);
+                } else {
+                    float tail[32];
+                    store(tail, a), store(tail + 16, b);
+                    std::memcpy(to, tail, sizeof(float) * (l.outputs - first));
+                }
+            });
+        });
+        tiles_off();
+    });
+}
+
+extern "C" {
+
+// 0: loops, 1: vector dot products, 2: the tile unit.
+int lf_level() {
+#ifdef LEFTFOLD_VNNI
+    return tiles_allowed() ? 2 : 1;
+#else
+    return 0;
+#endif
+}
+
+LfEngine* lf_engine(int threads) {
+    tiles_allowed();  // asked for before any thread is there, so that all of them may
+    return new LfEngine(threads);
+}
+
+void lf_close(LfEngine* engine) { delete engine; }
+
+void lf_forward(LfEngine* engine, const LfModel* model, const LfStep* step) { engine->forward(*model, *step); }
+
+void lf_scores(LfEngine* engine, const LfModel* model, const float* hidden, int rows, float* out) {
+    engine->scores(*model, hidden, rows, out);
+}
+
+// Linear alone, for tests: out [rows, blocks · 16].
+void lf_linear(LfEngine* engine, const LfLinear* l, const float* x, int rows, float* out) {
+    Activations a;
+    a.fit(rows, l->depth);
+    engine->pool.run([&](int) {
+        tiles_on();
+        engine->pool.share(rows, [&](int row) { a.take(row, x + size_t(row) * l->inputs, l->inputs, l->depth); });
+        engine->pool.share(l->blocks / 2, [&](int unit) {
+            linear_unit(*l, unit, a.bytes.data(), a.scales.data(), rows, [&](int row, f16 first, f16 second) {
+                float* to = out + size_t(row) * l->blocks * 16 + unit * 32;
+                store(to, first), store(to + 16, second);
+            });
+        });
+        tiles_off();
+    });
+}
+}
