@@ -64,8 +64,9 @@ class TorchExecutor:
 
     `model`: a path (`weights.load`) or an opened model. `num_pages`, `page_size`: the KV memory. `max_model_len`:
     positions a row may reach. `max_running`: rows to make room for at once (more are fine). `dtype`: "auto" is
-    float32 on a CPU and bfloat16 elsewhere. `quantization`: see `resolve_quantization`. `threads`: PyTorch's, for the whole process (None: as it is).
-    `kernels`: implementation by operation name. Raises `ModelError`, and `KernelError` for unknown kernels.
+    float32 on a CPU and bfloat16 elsewhere. `quantization`: see `resolve_quantization`. `threads`: PyTorch's, for the
+    whole process (None: as it is). `kernels`: implementation by operation name. Raises `ModelError`, and `KernelError`
+    for unknown kernels.
     """
 
     def __init__(

@@ -6,7 +6,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,10 @@ from leftfold.events.gaps import gaps, note_gap
 from leftfold.events.writer import LogWriter
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ExecutorError
+from leftfold.executor.models import quantized
 from leftfold.executor.models.llama import KVMemory
-from leftfold.executor.torch_executor import DTYPES, TorchExecutor, resolve_dtype
-from leftfold.executor.weights import load
+from leftfold.executor.torch_executor import DTYPES, TorchExecutor, resolve_dtype, resolve_quantization
+from leftfold.executor.weights import LoadedModel, load
 from leftfold.fsm import Config, ConfigError
 from leftfold.hub import ResolvedModel, resolve
 from leftfold.identity import check_beginning, identity
@@ -52,11 +53,14 @@ the longest step takes 3 s instead of 10.
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """Where a model runs. `free`: bytes of memory that are free there before it is loaded."""
+    """Where and how a model runs. `free`: bytes of memory that are free there before it is loaded; `quantization`:
+    "int8" or "none".
+    """
 
     device: str
     dtype: str
     free: int
+    quantization: str = "none"
 
 
 def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = None) -> Engine:
@@ -108,7 +112,7 @@ def load_model(options: Any) -> tuple[TorchExecutor, Config]:
 def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, Config]:
     try:
         weights = load(found.path)
-        machine = machine_of(chosen)
+        machine = _quantized(machine_of(chosen), chosen, weights)
         config = size_config(chosen, weights.config, machine)
         executor = TorchExecutor(
             weights,
@@ -116,6 +120,7 @@ def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, C
             page_size=config.page_size,
             max_model_len=config.max_model_len,
             dtype=machine.dtype,
+            quantization=machine.quantization,
             device=machine.device,
             threads=chosen.threads,
             kernels=parse_overrides(chosen.kernels) if chosen.kernels is not None else None,
@@ -182,8 +187,8 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
         raise ConfigurationError(f"--max-model-len {max_model_len} is beyond the model's {model.max_positions}")
     max_running = options.max_num_seqs or MAX_NUM_SEQS
     step_tokens = options.max_num_batched_tokens or _step_tokens(machine, max_running)
-    free = max(0, machine.free - weight_bytes(model, machine.dtype) - work_bytes(model, step_tokens, max_running))
-    room = Machine(machine.device, machine.dtype, free)
+    taken = quantized.weight_bytes(model) if machine.quantization == "int8" else weight_bytes(model, machine.dtype)
+    room = replace(machine, free=max(0, machine.free - taken - work_bytes(model, step_tokens, max_running)))
     tokens = _kv_tokens(options, model, room, page_size, max_running, max_model_len)
     if tokens < page_size:
         raise ConfigurationError(f"KV memory for {tokens} tokens is less than one page of {page_size}")
@@ -243,7 +248,7 @@ def _kv_tokens(
     options: EngineOptions, model: ModelConfig, machine: Machine, page_size: int, max_running: int, longest: int
 ) -> int:
     """Tokens of KV memory: as asked, or enough for every row at a modest length and one at full, if memory allows."""
-    each = KVMemory.bytes_per_page(model, 1, DTYPES[machine.dtype])
+    each = _bytes_per_token(model, machine, page_size)
     kind = machine.device.partition(":")[0]
     if options.kv_tokens is not None and options.kv_memory is not None:
         raise ConfigurationError("--kv-tokens and --kv-memory say the same thing: give one of them")
@@ -264,6 +269,18 @@ def _kv_tokens(
             "free beside the weights"
         )
     return tokens
+
+
+def _bytes_per_token(model: ModelConfig, machine: Machine, page_size: int) -> int:
+    if machine.quantization == "int8":
+        return -(-quantized.QuantizedMemory.bytes_per_page(model, page_size) // page_size)
+    return KVMemory.bytes_per_page(model, 1, DTYPES[machine.dtype])
+
+
+def _quantized(machine: Machine, options: EngineOptions, model: LoadedModel) -> Machine:
+    kind, reach = machine.device.partition(":")[0], options.max_model_len or model.config.max_positions
+    chosen = resolve_quantization(options.quantization, kind, options.dtype, model, reach)
+    return replace(machine, quantization=chosen)
 
 
 def machine_of(options: EngineOptions) -> Machine:

@@ -16,8 +16,9 @@ class EngineOptions:
     executor. `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `durability`:
     nothing is told before its event is on disk ("strict"), or with the operating system and synced soon ("async"), or
     no log is kept ("off"). `on_log_failure`: "stop" admitting while the log cannot be written, or "serve" on.
-    `resume`: requests that were live when the log ended go on; else they are aborted at the start. `log_logprobs`:
-    scores that clients were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU.
+    `resume`: requests that were live when the log ended go on; else they are aborted at the start. `quantization`:
+    "int8", "none", or "auto": int8 on a CPU for files that are quantized already. `log_logprobs`: scores that clients
+    were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU.
     """
 
     model: str = "smollm2"
@@ -36,6 +37,7 @@ class EngineOptions:
     pipeline_depth: int | None = None
     prefix_cache: bool = True
     dtype: str = "auto"
+    quantization: str = "auto"
     device: str = "auto"
     threads: int | None = None
     kernels: str | None = None

@@ -6,7 +6,6 @@ compiled; both give the same bits.
 
 from __future__ import annotations
 
-import ctypes
 import logging
 import math
 from collections.abc import Callable
@@ -42,6 +41,14 @@ def unsupported(config: ModelConfig, max_len: int) -> str:
     if max_len > LONGEST:
         return f"rows may reach {max_len} positions, more than {LONGEST}"
     return ""
+
+
+def weight_bytes(config: ModelConfig) -> int:
+    """Bytes that the weights will take, without norms and biases."""
+    heads = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
+    layer = config.hidden_size * (heads + 3 * config.intermediate_size)
+    ends = 1 if config.tied_embeddings else 2
+    return ends * config.vocab_size * config.hidden_size + config.num_layers * layer
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,14 +194,16 @@ class NativeRun:
     def forward(self, step: StepInput, memory: QuantizedMemory) -> torch.Tensor:
         if memory is not self._memory:
             self._point_at(memory)
-        layout = step.layout
+        ids, layout = step.tokens, step.layout
+        if not 0 <= int(ids.min()) <= int(ids.max()) < self._model.config.vocab_size:
+            raise ModelError(f"token ids {int(ids.min())} to {int(ids.max())} are not all in the vocabulary")
         hidden = torch.empty(len(step.tokens), self._model.config.hidden_size)
         columns = [torch.from_numpy(column).contiguous() for column in (layout.starts, layout.lengths, layout.pages)]
         starts, lengths, pages = columns
         self._engine.forward(
             self._struct,
             native.StepStruct(
-                tokens=len(step.tokens), rows=len(starts), ids=step.tokens.data_ptr(),
+                tokens=len(step.tokens), rows=len(starts), ids=ids.data_ptr(),
                 positions=step.positions.data_ptr(), places=step.places.data_ptr(), starts=starts.data_ptr(),
                 lengths=lengths.data_ptr(), pages=pages.data_ptr(), widest=pages.shape[1], memory=self._places,
                 hidden=hidden.data_ptr(),
@@ -259,9 +268,7 @@ class ReferenceRun:
         for start, length, pages in zip(layout.starts.tolist(), layout.lengths.tolist(), layout.pages, strict=True):
             k, k_scale, v, v_scale = memory.read(index, torch.from_numpy(pages), start + length)
             own = query[done : done + length]
-            out.append(
-                reference.attend(own, k, k_scale, v, v_scale, start, self._model.score_scale, window)
-            )
+            out.append(reference.attend(own, k, k_scale, v, v_scale, start, self._model.score_scale, window))
             done += length
         return torch.cat(out)
 

@@ -111,6 +111,7 @@ class Engine:
     """
 
     def __init__(self, threads: int, variant: str = "native") -> None:
+        self._engine = ctypes.c_void_p()
         self._library = library(variant)
         self._engine = ctypes.c_void_p(self._library.lf_engine(threads))
         self.level = LEVELS[self._library.lf_level()]

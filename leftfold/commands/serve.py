@@ -60,6 +60,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     machine = parser.add_argument_group("machine")
     _add(machine, "--device", choices=("auto", "cpu", "cuda"), help="where to run (auto)")
     _add(machine, "--dtype", choices=("auto", "float32", "bfloat16", "float16"), help="of weights and KV (auto)")
+    _add(
+        machine,
+        "--quantization",
+        choices=("auto", "none", "int8"),
+        help="8-bit weights and KV (auto: on a CPU, for files that are quantized already)",
+    )
     _add(machine, "--threads", type=positive, help="threads of the executor")
     _add(machine, "--kernels", metavar="OPERATION=KERNEL,…", help="kernels to use instead of the best ones")
 
