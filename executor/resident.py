@@ -133,7 +133,9 @@ class Resident:
     def _build(self, loaded: LoadedModel) -> AnyModel:
         with torch.inference_mode():
             if self.quantization == "int8":
-                return quantized.build(loaded, self._max_len)
+                model = quantized.build(loaded, self._max_len)
+                give_back()  # what the weights were made from
+                return model
             return Llama(loaded, self._kernels, self._dtype, self._device, self._max_len)
 
     def _allocate(self) -> AnyMemory:

@@ -183,7 +183,7 @@ def test_the_default_model_sleeps_and_wakes_as_it_was(tmp_path: Path) -> None:
         best = max(before.logprobs.top_logprobs[5], key=before.logprobs.top_logprobs[5].get)
         assert best == before.logprobs.tokens[5]  # greedy
         assert httpx.post(f"{server.url}/sleep?level=2", timeout=PATIENCE).status_code == 200
-        assert awake - resident_of_engine(server) > 600 << 20  # 135 million weights of 4 bytes, 8192 tokens of K/V
+        assert awake - resident_of_engine(server) > 130 << 20  # 135 million weights of a byte
         assert httpx.post(f"{server.url}/wake_up", timeout=PATIENCE).status_code == 200
         assert ask() == before
         assert server.interrupt() == 0
