@@ -31,6 +31,8 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     """
     config = state.config if event.config is None else Config.from_dict(event.config)
     _void(state)
+    if "weights" not in event.kept:
+        state.version = ""  # before anybody is told anything: what ends here ends under these weights
     if config != state.config:
         _reconfigure(state, config, outputs)
     if "device" not in event.kept:
@@ -44,7 +46,6 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     lose_control(state, acks, "the engine was started again")
     if "weights" in event.kept:
         return
-    state.version = ""
     if state.gate is CLOSING:
         acks += [Ack(call, False, "superseded: the engine was started again") for call in state.closing_calls]
     move_gate(state, GateTrigger.STARTED)

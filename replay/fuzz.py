@@ -1,6 +1,7 @@
 """`leftfold fuzz`: random runs of the scheduler on the oracle, every invariant checked after every event.
 
-Equal seeds make equal runs. What is found is made small and written as a regression test; then the exit code is 1.
+Equal seeds make equal runs. What is found is made small and written as a regression test and as a log that `leftfold
+replay` opens; then the exit code is 1.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leftfold.replay.fuzzing import Run, Tally, fuzz, shrink, source_of, write_test
+from leftfold.replay.fuzzing import PROFILES, Run, Tally, fuzz, shrink, source_of, write_log, write_test
+from leftfold.replay.fuzzing.report import events_of
 
 SHRINK_SECONDS = 20.0
 DEFAULT_SECONDS = 60.0
@@ -25,9 +27,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=_seconds, help=f"stop after so many seconds (default {DEFAULT_SECONDS:.0f})")
     parser.add_argument("--runs", type=_natural, help="stop after so many runs")
     parser.add_argument("--seed", type=_natural, help="what all chance comes from (default: drawn, and printed)")
+    parser.add_argument("--profile", choices=PROFILES, default="lite",
+                        help=f"what runs are like (default lite). {_profiles()}")  # fmt: skip
+    parser.add_argument("--skip", type=_natural, default=0, metavar="N",
+                        help="leave out the first N runs of the seed: with --runs 1, to make run N again")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("tests/property/found"),
                         help="where the test of a finding is written (default %(default)s)")  # fmt: skip
+    parser.add_argument("--log-dir", type=Path, metavar="DIR", default=Path("logs/fuzz"),
+                        help="where the log of a finding is written, as a folder (default %(default)s)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _profiles() -> str:
+    return "; ".join(f"{name}: {profile.says}" for name, profile in PROFILES.items()) + "."
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,17 +47,58 @@ def run(args: argparse.Namespace) -> int:
     seed = secrets.randbits(32) if args.seed is None else args.seed
     commit = commit_of(Path(__file__).resolve())
     if not args.json:
-        print(f"seed {seed}, commit {commit or 'unknown'}", flush=True)
+        print(f"seed {seed}, profile {args.profile}, commit {commit or 'unknown'}", flush=True)
     begin, spent = time.perf_counter(), time.process_time()
-    tally = fuzz(seed, _budget(args.seconds, args.runs, begin))
+    tally = fuzz(seed, _budget(args.seconds, args.runs, begin), PROFILES[args.profile], args.skip)
     elapsed, spent = time.perf_counter() - begin, time.process_time() - spent
-    finding = None if tally.found is None else _smallest(tally.found)
-    path = None if finding is None else write_test(finding, seed, args.out)
+    finding = None
+    if tally.found is not None:
+        again = f"leftfold fuzz --profile {args.profile} --seed {seed} --skip {tally.number} --runs 1"
+        finding = _Finding(_smallest(tally.found), again, commit or "unknown", args.out, args.log_dir)
     if args.json:
-        print(json.dumps(_summary(tally, elapsed, commit, finding, path)))
+        print(json.dumps(_summary(tally, args.profile, elapsed, commit, finding)))
     else:
-        _tell(tally, elapsed, spent, finding, path)
+        _tell(tally, elapsed, spent, finding)
     return 0 if finding is None else 1
+
+
+class _Finding:
+    """What is told of a run in which something is wrong; writes its test and its log."""
+
+    def __init__(self, run: Run, again: str, commit: str, out: Path, log_dir: Path) -> None:
+        self.run = run
+        self.again = again
+        self.source = source_of(run, again, commit)
+        self.test = write_test(run, self.source, out)
+        self.log = write_log(run, log_dir)
+
+    def as_dict(self) -> dict[str, Any]:
+        run = self.run
+        return {
+            "kind": run.kind,
+            "message": str(run.fault),
+            "events": run.events,
+            "list": events_of(run),
+            "test": str(self.test),
+            "log": str(self.log),
+            "again": self.again,
+        }
+
+    def describe(self) -> str:
+        run = self.run
+        return "\n".join(
+            [
+                f"found {run.kind} after {run.events} events, as small as it gets: {run.fault}",
+                "",
+                *events_of(run),
+                "",
+                f"its test, written to {self.test}:",
+                "",
+                self.source,
+                f"look at it:  leftfold replay show {self.log}   (or verify)",
+                f"find it again:  {self.again}",
+            ]
+        )
 
 
 def _budget(seconds: float | None, runs: int | None, begin: float) -> Callable[[Tally], bool]:
@@ -66,31 +119,24 @@ def _smallest(found: Run) -> Run:
 
 
 def _summary(
-    tally: Tally, elapsed: float, commit: str | None, finding: Run | None, path: Path | None
+    tally: Tally, profile: str, elapsed: float, commit: str | None, finding: _Finding | None
 ) -> dict[str, Any]:
-    findings = []
-    if finding is not None:
-        message = str(finding.fault)
-        findings.append({"kind": finding.kind, "events": finding.events, "test": str(path), "message": message})
     return {
         "seed": tally.seed,
+        "profile": profile,
         "commit": commit,
         "runs": tally.runs,
         "steps": tally.steps,
         "steps_per_second": round(tally.steps / elapsed, 1),
-        "findings": findings,
+        "findings": [] if finding is None else [finding.as_dict()],
     }
 
 
-def _tell(tally: Tally, elapsed: float, spent: float, finding: Run | None, path: Path | None) -> None:
+def _tell(tally: Tally, elapsed: float, spent: float, finding: _Finding | None) -> None:
     """`spent`: seconds on the processor, which say more on a machine that others use too."""
     rate = f"{tally.steps / elapsed:,.0f} steps/s, {tally.steps / max(spent, 1e-9):,.0f} per second of processor time"
     print(f"{tally.runs} runs, {tally.steps} steps in {elapsed:.1f} s ({rate})")
-    if finding is None:
-        print("no findings")
-        return
-    print(f"found {finding.kind} after {finding.events} events, as small as it gets; written to {path}:\n")
-    print(source_of(finding, tally.seed))
+    print("no findings" if finding is None else finding.describe())
 
 
 def commit_of(source: Path) -> str | None:

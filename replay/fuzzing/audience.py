@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 from leftfold.fsm import Effects, FinishReason, Output
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
@@ -34,6 +37,18 @@ class Audience:
     def must_end(self, client: Client, reason: FinishReason, keep: int | None = None) -> None:
         """The next event ends `client`; `keep`: output tokens that count, if not all."""
         self._must[client.key] = (reason, keep)
+
+    def save(self) -> list[tuple[Client, tuple[Any, ...]]]:
+        """Who lives, and what each has heard; for `restore`."""
+        return [(client, client.save()) for client in self.live.values()]
+
+    def restore(self, saved: Sequence[tuple[Client, tuple[Any, ...]]]) -> None:
+        """Only what was heard when `saved` was made has been heard."""
+        self._must.clear()
+        self.live.clear()
+        for client, known in saved:
+            client.restore(known)
+            self.live[client.key] = client
 
     def hear(self, effects: Effects, version: str) -> None:
         """Tell every client what the effects hold for it; `version`: of the weights. Raises `Violation`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
 
 from leftfold.events import SamplingParams
 from leftfold.fsm import FinishReason, Output
@@ -83,3 +85,16 @@ class Client:
         usage = output.usage
         if usage is None or usage[:2] != (len(self.prompt), counted) or not 0 <= usage.cached_tokens < len(self.prompt):
             raise Violation("usage", f"{self.key} ended with {usage}, expected {len(self.prompt)} and {counted}")
+
+    def save(self) -> tuple[Any, ...]:
+        """What changes as it hears; for `restore`."""
+        return _changing(self)
+
+    def restore(self, saved: tuple[Any, ...]) -> None:
+        """Know again what was known when `saved` was made."""
+        for name, value in zip(_CHANGING, saved, strict=True):
+            setattr(self, name, value)
+
+
+_CHANGING = ("tokens", "heard", "limit", "deadline_at", "queue_deadline_at", "preemptions", "failures")
+_changing = attrgetter(*_CHANGING)

@@ -22,15 +22,18 @@ from leftfold.replay.fuzzing.router import Router
 
 class Core:
     """`vocab`: the oracle's tokens are below it; `rigour`: every how many steps the costly looks are taken;
-    `routers`: somebody listens to KV events.
+    `checks`: every how many events the state is checked; `routers`: somebody listens to KV events.
 
     `state`, `log`, `clients` (live ones) and `ended` (the newest terminal output) may be looked at between commands.
     """
 
-    def __init__(self, *, vocab: int = 50, rigour: int = 1, routers: bool = True, **config: Any) -> None:
+    def __init__(
+        self, *, vocab: int = 50, rigour: int = 1, checks: int = 1, routers: bool = True, **config: Any
+    ) -> None:
         self.first_config = Config(**config)
         self.vocab = vocab
         self.rigour = rigour
+        self.checks = checks
         self.state = State(self.first_config)
         self.device = Device(self.first_config.num_pages, self.first_config.page_size, vocab)
         self.t = 0
@@ -64,7 +67,8 @@ class Core:
         """Log and apply one event and check the state: everything that happens, happens here."""
         self.log.append(event)
         effects = apply(self.state, event, plan)
-        self.state.check(thorough=2 * len(self.log) % self.rigour < 2)
+        if self.checks == 1 or len(self.log) % self.checks == 0:
+            self.state.check(thorough=2 * len(self.log) % self.rigour < 2 * self.checks)
         return effects
 
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
@@ -202,16 +206,19 @@ class Core:
         if self.steps_done % self.rigour == 0:
             check_plan(self.state, self.config, self.clients, plan)
 
-    def done(self, late: bool = False) -> None:
+    def done(self, late: bool = False, refuse: bool = False) -> None:
         """The oldest step in flight ends well; what was voided before it is reported first.
 
-        `late`: ends of the operations that it started are told some time after.
+        `late`: ends of the operations that it started are told some time after; `refuse`: those fail.
         """
         self._report_voided()
         if not self.flights:
             return
         plan = self.flights[0]
+        if refuse:
+            self.device.refuses = True
         result = self._execute(plan)
+        self.device.refuses = False
         if result.controls:
             ends = self._ends(result)
             self._late += ends if late else []

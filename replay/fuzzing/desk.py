@@ -69,6 +69,19 @@ class Desk:
         self.answered: dict[str, Ack] = {}
         self.flushed = False  # what was cached is not to be found after the event at hand
 
+    def save(self) -> dict[str, Any]:
+        """The whole account, for `restore`."""
+        return {
+            **vars(self), "pauses": self.pauses.copy(), "queue": [replace(queued) for queued in self.queue],
+            "closing": self.closing.copy(), "due": self.due.copy(), "answered": self.answered.copy(),
+        }  # fmt: skip
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Go back to the account that `saved` is of."""
+        vars(self).update(saved)
+        self.pauses, self.closing, self.due = [*self.pauses], [*self.closing], [*self.due]
+        self.queue, self.answered = deque(replace(queued) for queued in self.queue), dict(self.answered)
+
     # What may happen
 
     def passes(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
 from zlib import crc32
 
-from leftfold.events import ExecutionPlan
+from leftfold.events import Control, ExecutionPlan
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import OracleExecutor
 
@@ -12,7 +13,14 @@ RUBBISH = -7
 
 
 class Device(OracleExecutor):
-    """An oracle that can be told to fail."""
+    """An oracle that can be told to fail. `refuses`: operations of the next step fail, and change nothing."""
+
+    refuses = False
+
+    def _control(self, control: Control) -> tuple[int, Any, str | None]:
+        if self.refuses:
+            return control.op, None, "planted"
+        return super()._control(control)
 
     def fail(self, plan: ExecutionPlan) -> Result:
         """Fail a step halfway: rubbish stands where its rows write, no row has advanced."""

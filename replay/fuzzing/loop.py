@@ -7,25 +7,23 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
+from leftfold.events import Event
 from leftfold.replay.fuzzing.errors import kind_of
-from leftfold.replay.fuzzing.rules import Rules, draw_config
+from leftfold.replay.fuzzing.profiles import LITE, Profile, world_of
 from leftfold.replay.fuzzing.world import Command, World
-
-REFOLD_EVERY = 64
-"""Every so many runs the log is folded again and decided anew."""
-RIGOUR = 64
-"""In the loop, looks that cost as much as a step are taken at one step or event in so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What one run did, enough to do it again. `fault`: what it ended with, None if nothing is wrong."""
+    """What one run did, enough to do it again. `fault`: what it ended with, None if nothing is wrong; `log`: what the
+    reducer took, the last of which may be what it could not take."""
 
     config: Mapping[str, Any]
     commands: Sequence[Command]
     steps: int = 0
     events: int = 0
     fault: BaseException | None = None
+    log: Sequence[Event] = ()
 
     @property
     def kind(self) -> str | None:
@@ -34,19 +32,25 @@ class Run:
 
 @dataclass(slots=True)
 class Tally:
-    """What the loop did. `found`: the run in which something is wrong."""
+    """What the loop did. `found`: the run in which something is wrong, which is the one with this `number`."""
 
     seed: int
     runs: int = 0
     steps: int = 0
     found: Run | None = None
+    number: int = 0
 
 
-def random_run(rng: Random, refold: bool) -> Run:
-    """One run from the next numbers of `rng`."""
-    config = draw_config(rng)
-    world = World(rigour=RIGOUR, **config)
-    rules = Rules(rng, config)
+def run_seed(seed: int, number: int) -> Random:
+    """What all chance of run `number` comes from, so that it can be made without those before it."""
+    return Random(f"{seed}/{number}")
+
+
+def random_run(rng: Random, refold: bool, profile: Profile = LITE) -> Run:
+    """One run from the next numbers of `rng`: safety, then liveness (see `World.finish`)."""
+    config = profile.draw(rng)
+    world = world_of(config, rigour=profile.rigour, checks=profile.checks)
+    rules = profile.rules(rng, config)
     commands: list[Command] = []
     fault: BaseException | None = None
     try:
@@ -57,7 +61,7 @@ def random_run(rng: Random, refold: bool) -> Run:
         world.perform(commands[-1])
     except Exception as error:  # whatever the reducer raises is a finding
         fault = error
-    return Run(config, commands, world.steps_done, len(world.log), fault)
+    return Run(config, commands, world.steps_done, len(world.log), fault, world.log)
 
 
 def execute(config: Mapping[str, Any], commands: Sequence[Command]) -> Run:
@@ -65,22 +69,27 @@ def execute(config: Mapping[str, Any], commands: Sequence[Command]) -> Run:
     world: World | None = None
     fault: BaseException | None = None
     try:
-        world = World(**config)
+        world = world_of(config)
         for command in commands:
             world.perform(command)
     except Exception as error:
         fault = error
-    steps, events = (0, 0) if world is None else (world.steps_done, len(world.log))
-    return Run(config, commands, steps, events, fault)
+    if world is None:
+        return Run(config, commands, fault=fault)
+    return Run(config, commands, world.steps_done, len(world.log), fault, world.log)
 
 
-def fuzz(seed: int, go_on: Callable[[Tally], bool]) -> Tally:
-    """Runs until `go_on(tally)` says no, or a run finds something. Equal seeds make equal sequences of runs."""
-    rng = Random(seed)
+def fuzz(seed: int, go_on: Callable[[Tally], bool], profile: Profile = LITE, skip: int = 0) -> Tally:
+    """Runs until `go_on(tally)` says no, or a run finds something; the first `skip` runs are left out.
+
+    Equal seeds make equal sequences of runs, byte for byte.
+    """
     tally = Tally(seed)
     while tally.found is None and go_on(tally):
-        run = random_run(rng, refold=tally.runs % REFOLD_EVERY == 0)
+        number = skip + tally.runs
+        run = random_run(run_seed(seed, number), number % profile.refold == 0, profile)
         tally.runs += 1
         tally.steps += run.steps
-        tally.found = run if run.fault is not None else None
+        if run.fault is not None:
+            tally.found, tally.number = run, number
     return tally

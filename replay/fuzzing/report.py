@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import re
+import shutil
+from dataclasses import fields
 from hashlib import blake2b
 from pathlib import Path
 from pprint import pformat
 from typing import Any
 
+import orjson
+
+from leftfold.events import EventLog, encode
+from leftfold.fsm import Config
+from leftfold.replay.fuzzing.journal import opening
 from leftfold.replay.fuzzing.loop import Run
 from leftfold.replay.fuzzing.world import Command
 
@@ -21,14 +28,15 @@ def name_of(run: Run) -> str:
     return f"test_{kind}_{mark}"
 
 
-def source_of(run: Run, seed: int) -> str:
-    """A self-contained module of one test, which fails as long as the fault is there."""
+def source_of(run: Run, again: str, commit: str = "unknown") -> str:
+    """A self-contained module of one test, which fails as long as the fault is there; `again`: what found it."""
     settings = {key: value for key, value in run.config.items() if value is not None}
-    lines = [_call("world = World", settings), *(_line(command) for command in run.commands)]
+    world = "DurableWorld" if "sync_every" in settings else "World"
+    lines = [_call(f"world = {world}", settings), *(_line(command) for command in run.commands)]
     body = "\n".join("    " + part for line in lines for part in line.splitlines())
-    fault = " ".join(str(run.fault).split())
-    said = _wrapped(f'"""Found by fuzzing with seed {seed}: {type(run.fault).__name__}: {fault[:300]}"""')
-    return f"{said}\n\nfrom leftfold.replay.fuzzing import World\n\n\ndef {name_of(run)}() -> None:\n{body}\n"
+    fault = " ".join(str(run.fault).replace("\\", "/").replace('"', "'").split())
+    said = _wrapped(f'"""Found by `{again}` at {commit}: {type(run.fault).__name__}: {fault[:300]}"""')
+    return f"{said}\n\nfrom leftfold.replay.fuzzing import {world}\n\n\ndef {name_of(run)}() -> None:\n{body}\n"
 
 
 def _line(command: Command) -> str:
@@ -65,9 +73,35 @@ def _wrapped(docstring: str) -> str:
     return "\n".join([*lines, line])
 
 
-def write_test(run: Run, seed: int, directory: Path) -> Path:
+def write_test(run: Run, source: str, directory: Path) -> Path:
     """Write the test into `directory` (made if need be) and say where it is."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{name_of(run)}.py"
-    path.write_text(source_of(run, seed))
+    path.write_text(source)
     return path
+
+
+def write_log(run: Run, directory: Path) -> Path:
+    """Write what the reducer took as a log that `leftfold replay` opens, into a folder of the run's name."""
+    path = directory / name_of(run).removeprefix("test_")
+    if path.exists():
+        shutil.rmtree(path)
+    limits = {each.name: run.config[each.name] for each in fields(Config) if each.name in run.config}
+    with EventLog.open(path) as log:
+        log.append(opening(Config(**limits)))
+        for event in run.log:
+            log.append(event)
+    return path
+
+
+def events_of(run: Run) -> list[str]:
+    """What the reducer took, a line an event, numbered as in the log of `write_log`."""
+    lines = []
+    for seq, event in enumerate(run.log, 2):
+        said = orjson.loads(encode(event, seq))
+        shown = [f"{name}={orjson.dumps(value).decode()}" for name, value in said.items() if name not in _HEAD]
+        lines.append(f"{seq:>6}  t={said['t']:<8} {said['type']:<13} {' '.join(shown)}".rstrip())
+    return lines
+
+
+_HEAD = ("seq", "t", "type", "digest")

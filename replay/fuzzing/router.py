@@ -17,6 +17,15 @@ class Router:
         self.outdated: set[bytes] = set()
         self.generation = 0
 
+    def save(self) -> tuple[dict[bytes, Sequence[int]], set[bytes], set[bytes], int]:
+        """What is believed, for `restore`."""
+        return self.resident.copy(), self.known.copy(), self.outdated.copy(), self.generation
+
+    def restore(self, saved: tuple[dict[bytes, Sequence[int]], set[bytes], set[bytes], int]) -> None:
+        """Believe again what was believed when `saved` was made."""
+        resident, known, outdated, self.generation = saved
+        self.resident, self.known, self.outdated = resident.copy(), known.copy(), outdated.copy()
+
     def outdate(self, generation: int) -> None:
         """The cache was flushed; what was stored before a new generation may never be stored again."""
         if generation != self.generation:

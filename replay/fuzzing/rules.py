@@ -12,57 +12,47 @@ from typing import Any
 
 from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Gate
-from leftfold.fsm.policy import POLICIES
-from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILED_PLANS, SPOILS, STRAYS
+from leftfold.replay.fuzzing.calls import CALLS, FIELDS
+from leftfold.replay.fuzzing.disk import DAMAGES
+from leftfold.replay.fuzzing.drawing import Habits, draw_config, lite_habits
+from leftfold.replay.fuzzing.oddities import ODD_ADMITS, SPOILED_PLANS, SPOILS, STRAYS
 from leftfold.replay.fuzzing.world import Command, World
 
 RIDS = "abcdefgh"
-VOCABULARIES = (2, 9, 50, 50, 50, 1 << 20)
-"""Few tokens make equal pages likely; many make stop ids that no column watches."""
-
-
-def draw_config(rng: Random) -> dict[str, Any]:
-    """Arguments of a `World`: small limits in every proportion, pools of at most 64 pages."""
-    vocab = rng.choice(VOCABULARIES)
-    page_size = rng.choice((1, 2, 3, 4, 4, 5, 8, 8, 16))
-    tokens = rng.choice((1, 12, 40, 60, 80, 120, 200)) * (0.5 + rng.random())
-    return {
-        "vocab": vocab,
-        "num_pages": max(1, min(64, round(tokens / page_size))),
-        "page_size": page_size,
-        "max_running": rng.choice((1, 2, 2, 3, 3, 4, 8)),
-        "max_batch_tokens": rng.choice((1, 2, 4, 8, 16, 64)),
-        "max_model_len": rng.choice((2, 20, 20, 60, 60, 60, 90, 90, 90, 120, 120, 120)),
-        "max_chunk_tokens": rng.choice((None, None, 1, 3, 8)),
-        "pipeline_depth": rng.choice((0, 0, 1, 2)),
-        "policy": rng.choice(sorted(POLICIES)),
-        "prefix_cache": rng.random() < 0.8,
-        "max_queued_requests": rng.choice((None, None, None, 2)),
-        "max_queued_tokens": rng.choice((None, None, None, 30)),
-        "vocab_size": rng.choice((None, None, vocab)),
-        "growth_horizon": rng.choice((0, 0, 0, 3, 20)),
-        "routers": rng.random() < 0.3,
-    }
+FAR = 1 << 40
+"""µs by which a clock may jump."""
 
 
 class Rules:
-    """Draws the commands of one run. `rates`: how often each rule comes, in this run."""
+    """Draws the commands of one run. `scale`: how often each rule comes, in this run."""
 
-    def __init__(self, rng: Random, config: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        rng: Random,
+        config: dict[str, Any],
+        habits: Callable[[Random], Habits] = lite_habits,
+        draw: Callable[[Random], dict[str, Any]] = draw_config,
+    ) -> None:
         self.rng = rng
         self.config = config
+        self.draw = draw
         vocab = min(config["vocab"], 50)
         longest = min(config["max_model_len"], config["num_pages"] * config["page_size"] + 1)
         self.longest = longest
         self.bases = [[rng.randrange(vocab) for _ in range(longest)] for _ in range(rng.choice((1, 1, 2, 3)))]
-        self.crowd = 1 + rng.choice((0, 0, 0, 1, 1, 2, 3))
+        self.habits = habits(rng)
         self.tenants = config["policy"] == "fair" and rng.random() < 0.8
-        self.controls = rng.choice(_CALLS)
-        self.rids = RIDS[: rng.choice((2, 3, 8))]
-        faulty = [rule for rule in _FAULTS if rng.random() < 0.3]
-        self.rules: list[Callable[[Rules, World], Command]] = [*_WORK, *faulty]
-        weights = [*_WORK.values(), *(_FAULTS[rule] for rule in faulty)]
-        self.scale = list(accumulate(weights))
+        self.controls = rng.choice(CALLS)
+        self.rids = [*RIDS, *(f"r{number}" for number in range(self.habits.rids - len(RIDS)))][: self.habits.rids]
+        known = {**_FAULTS, **_DISK_FAULTS} if "sync_every" in config else _FAULTS
+        faulty = {rule: self._rate(rate) for rule, rate in known.items() if rng.random() < self.habits.faults}
+        work = {rule: self._rate(rate) for rule, rate in _WORK.items()}
+        self.rules: list[Callable[[Rules, World], Command]] = [*work, *faulty]
+        self.scale = list(accumulate([*work.values(), *faulty.values()]))
+
+    def _rate(self, usual: float) -> float:
+        spread = self.habits.spread
+        return usual * 10 ** (spread * (2 * self.rng.random() - 1)) if spread else usual
 
     def next(self, world: World) -> Command:
         """The next command, perhaps chosen by looking at the world."""
@@ -71,7 +61,7 @@ class Rules:
             return self.start(world)
         if (world.desk.asleep or state.gate is Gate.PAUSED) and self.rng.random() < 0.25:
             return self.let_go(world)
-        crowd = self.crowd + (state.gate is Gate.DRAINING)
+        crowd = self.habits.crowd + (state.gate is Gate.DRAINING)
         if len(world.clients) < crowd and state.gate in (Gate.RUNNING, Gate.DRAINING):
             return self.admit(world)
         at = self.rng.random() * self.scale[-1]
@@ -86,7 +76,7 @@ class Rules:
     # Work
 
     def steps(self, world: World) -> Command:
-        return ("steps", {"count": 1 + self._below(48)})
+        return ("steps", {"count": 1 + self._below(self.habits.stride)})
 
     def tick(self, world: World) -> Command:
         return ("tick", {})
@@ -99,8 +89,8 @@ class Rules:
         prompt = self._prompt()
         room = max(1, self.longest - len(prompt))
         request: dict[str, Any] = {"rid": self.rng.choice(self.rids), "prompt": prompt}
-        request["max_tokens"] = 1 + self._below(min(80, room + 2))
-        if self.rng.random() < 0.3:
+        request["max_tokens"] = 1 + self._below(min(self.habits.answer, room + 2))
+        if self.rng.random() < self.habits.garnish:
             self._garnish(request)
         if self.tenants:
             request["tenant"] = self.rng.choice("xyz")
@@ -108,7 +98,7 @@ class Rules:
 
     def _prompt(self) -> list[int]:
         rng, base = self.rng, self.rng.choice(self.bases)
-        length = 1 + self._below(max(1, len(base) - 1) if rng.random() < 0.2 else min(12, len(base)))
+        length = 1 + self._below(max(1, len(base) - 1) if rng.random() < 0.2 else min(self.habits.prompt, len(base)))
         if rng.random() < 0.04:
             length = len(base) + self._below(2)  # at the limit, or over it
         prompt = base[:length]
@@ -185,10 +175,12 @@ class Rules:
         if self.rng.random() < 0.5:
             command["kept"] = self.rng.choice((["device"], ["weights"], ["device", "weights"]))
         if self.rng.random() < 0.3:
-            other = draw_config(self.rng)
-            name = self.rng.choice(_RESTARTED)
-            command[name] = other[name]
+            command |= self._other_limits()
         return ("start", command)
+
+    def _other_limits(self) -> dict[str, Any]:
+        name = self.rng.choice(_RESTARTED)
+        return {name: self.draw(self.rng)[name]}
 
     def shutdown(self, world: World) -> Command:
         return ("shutdown", {"deadline": self.rng.choice((0, 0, 20))})
@@ -218,61 +210,78 @@ class Rules:
     def stray_control(self, world: World) -> Command:
         return ("stray_control", {"behind": self._below(3) - 1})
 
+    def refused_operation(self, world: World) -> Command:
+        return ("done", {"refuse": True})
+
+    def jump(self, world: World) -> Command:
+        """The clock jumps far ahead."""
+        return ("wait", {"us": 1 + self._below(FAR)})
+
     def copy(self, world: World) -> Command:
         return ("copy", {})
+
+    # What goes wrong with the log
+
+    def flush(self, world: World) -> Command:
+        return ("flush", {})
+
+    def sync(self, world: World) -> Command:
+        return ("sync", {})
+
+    def lying_disk(self, world: World) -> Command:
+        return ("lying_disk", {})
+
+    def full_disk(self, world: World) -> Command:
+        return ("full_disk", {"room": self._below(400)})
+
+    def space(self, world: World) -> Command:
+        return ("space", {})
+
+    def clock_back(self, world: World) -> Command:
+        return ("clock_back", {"us": 1 + self._below(40)})
+
+    def crash(self, world: World) -> Command:
+        """The process dies, and perhaps the machine."""
+        rng, how = self.rng, {}
+        if rng.random() < 0.5:
+            how = {"power": True, "keep": self._below(2000)}
+            if rng.random() < 0.3:
+                how["hole"] = self._below(30)
+        elif rng.random() < 0.6:
+            how["torn"] = self._below(300)
+        if rng.random() < 0.1:
+            how["failed_sync"] = True
+        if rng.random() < 0.1:
+            how["read_error"] = self._below(1 << 16)
+        if rng.random() < 0.1:
+            how["old"] = True
+        if rng.random() < 0.2:
+            how["back"] = self._below(30)
+        if rng.random() < 0.3:
+            how |= self._other_limits()
+        return ("crash", how)
+
+    def damage(self, world: World) -> Command:
+        """The process dies, and its disk returns something else than what was written."""
+        name, how = self.crash(world)
+        how = {**how, "damage": self.rng.choice(DAMAGES), "at": self._below(1 << 16), "other": self._below(1 << 16)}
+        return (name, how)
 
 
 _RESTARTED = (
     "num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len", "policy", "prefix_cache",
     "pipeline_depth", "growth_horizon",
 )  # fmt: skip
-_CALLS: Sequence[Sequence[str]] = (
-    ("FlushCache",),
-    ("Pause", "Pause", "Resume"),
-    ("Pause", "Resume", "Sleep", "Wake"),
-    ("UpdateWeights", "FlushCache"),
-    ("Reconfigure", "Call"),
-    tuple(name for name in CONTROLS if name != "Shutdown"),
-)
-"""Kinds of control calls that a run knows."""
-_TAGS: Sequence[dict[str, Any]] = ({}, {"tags": ["kv"]}, {"tags": ["weights"]}, {"tags": ["kv", "weights"]})
-FIELDS: dict[str, Sequence[dict[str, Any]]] = {
-    "Pause": ({"mode": "wait"}, {"mode": "wait"}, {"mode": "keep"}, {"mode": "keep"}, {"mode": "abort"}, {"mode": "?"}),
-    "Sleep": (*_TAGS, *_TAGS, {"tags": []}, {"tags": ["disk"]}),
-    "Wake": (*_TAGS, {"tags": ["all"]}),
-    "UpdateWeights": (
-        {"version": "2"},
-        {"version": "3"},
-        {"version": "2", "live": "keep"},
-        {"source": "missing"},
-        {"source": "missing", "live": "keep"},
-        {"live": "perhaps"},
-    ),
-    "Reconfigure": (
-        {"set": {"max_running": 1}},
-        {"set": {"max_running": 4, "max_batch_tokens": 8}},
-        {"set": {"policy": "priority", "max_chunk_tokens": 2}},
-        {"set": {"policy": "edf"}},
-        {"set": {"pipeline_depth": 2}},
-        {"set": {"pipeline_depth": 0, "growth_horizon": 4}},
-        {"set": {"prefix_cache": False}},
-        {"set": {"max_queued_requests": 1}},
-        {"set": {}},
-        {"set": {"num_pages": 3}},
-        {"set": {"max_running": 2, "page_size": 4}},
-        {"set": {"max_running": 0}},
-        {"set": {"policy": "nobody"}},
-        {"set": {"policy": []}},
-        {"set": {"speed": 9}},
-    ),
-    "Call": ({"verb": "profile"}, {"verb": "slow_down", "args": {"factor": 2}}),
-}
-"""Fields of control calls, some of them as nobody should send them."""
 _WORK = {Rules.steps: 12, Rules.admit: 1.5, Rules.tick: 2, Rules.done: 1}
 _FAULTS = {
     Rules.abort: 2, Rules.abort_in_flight: 2, Rules.abort_all: 0.3, Rules.wait: 1, Rules.fail: 2, Rules.spoiled: 0.5,
     Rules.spoiled_plan: 0.5, Rules.stray_done: 1, Rules.lose: 0.5, Rules.start: 0.7, Rules.shutdown: 0.3,
     Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 1, Rules.copy: 0.3, Rules.late_done: 0.5,
-    Rules.late_ends: 0.5, Rules.stray_control: 0.5,
+    Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
+}  # fmt: skip
+_DISK_FAULTS = {
+    Rules.flush: 1, Rules.sync: 1, Rules.lying_disk: 0.3, Rules.full_disk: 0.5, Rules.space: 0.5, Rules.clock_back: 0.3,
+    Rules.crash: 3, Rules.damage: 2,
 }  # fmt: skip
 RULES: Sequence[str] = tuple(rule.__name__ for rule in (*_WORK, *_FAULTS))
+DISK_RULES: Sequence[str] = tuple(rule.__name__ for rule in _DISK_FAULTS)

@@ -42,8 +42,10 @@ LONE_FAILURES = 3
 class World(Core):
     """Requests, control calls and faults, on the core."""
 
-    def __init__(self, *, vocab: int = 50, rigour: int = 1, routers: bool = True, **config: Any) -> None:
-        super().__init__(vocab=vocab, rigour=rigour, routers=routers, **config)
+    def __init__(
+        self, *, vocab: int = 50, rigour: int = 1, checks: int = 1, routers: bool = True, **config: Any
+    ) -> None:
+        super().__init__(vocab=vocab, rigour=rigour, checks=checks, routers=routers, **config)
         self.incarnation = 0
         self.serial = 0
         self.calls = 0

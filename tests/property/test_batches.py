@@ -73,7 +73,8 @@ FOLD = """
 import hashlib
 from random import Random
 from leftfold.events import encode
-from leftfold.replay.fuzzing.rules import Rules, draw_config
+from leftfold.replay.fuzzing.drawing import draw_config
+from leftfold.replay.fuzzing.rules import Rules
 from leftfold.replay.fuzzing import World
 
 rng = Random(42)

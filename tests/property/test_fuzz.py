@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import secrets
+import os
+import subprocess
+import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
@@ -12,27 +14,70 @@ from typing import Any
 
 import pytest
 
+from leftfold.events import EventLog
 from leftfold.fsm import FinishReason, admitting, commit, controls, ending, pausing, planner, reducer, validity
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.prefix import namespace
 from leftfold.replay import fuzz as command
-from leftfold.replay.fuzzing import Run, execute, fuzz, shrink, source_of, write_test
+from leftfold.replay.fuzzing import PROFILES, Run, execute, fuzz, shrink, source_of, write_log, write_test
+from leftfold.replay.fuzzing.loop import random_run, run_seed
+from leftfold.replay.verify import verify
 
-BUDGET_SECONDS = 15.0
+SHARES = {"lite": 0.25, "swarm": 0.35, "faults": 0.35, "perf": 0.05}
+"""Of the seconds that a session fuzzes."""
 
 
-def test_a_fresh_seed_finds_nothing() -> None:
-    seed = secrets.randbits(32)
-    end = time.monotonic() + BUDGET_SECONDS
-    tally = fuzz(seed, lambda tally: time.monotonic() < end)
-    print(f"seed {seed}: {tally.runs} runs, {tally.steps} steps")
-    assert tally.found is None, f"leftfold fuzz --seed {seed} --runs {tally.runs} finds: {tally.found}"
+@pytest.mark.parametrize("name", SHARES)
+def test_a_fresh_seed_finds_nothing(name: str, fuzz_seed: int, fuzz_seconds: float) -> None:
+    end = time.monotonic() + fuzz_seconds * SHARES[name]
+    tally = fuzz(fuzz_seed, lambda tally: time.monotonic() < end, PROFILES[name])
+    print(f"seed {fuzz_seed}, profile {name}: {tally.runs} runs, {tally.steps} steps")
+    again = f"leftfold fuzz --profile {name} --seed {fuzz_seed} --skip {tally.number} --runs 1"
+    assert tally.found is None, f"{again} finds: {tally.found}"
 
 
 def test_equal_seeds_make_equal_runs() -> None:
     first, second = (fuzz(11, lambda tally: tally.runs < 8) for _ in range(2))
     assert (first.runs, first.steps) == (second.runs, second.steps)
     assert first.steps != fuzz(12, lambda tally: tally.runs < 8).steps
+
+
+BYTES = """
+import hashlib, sys
+from leftfold.events import encode
+from leftfold.replay.fuzzing import PROFILES
+from leftfold.replay.fuzzing.loop import random_run, run_seed
+
+for number in range(int(sys.argv[2])):
+    run = random_run(run_seed(5, number), False, PROFILES[sys.argv[1]])
+    assert run.fault is None, run.fault
+    print(run.commands, hashlib.sha256(b"".join(map(encode, run.log))).hexdigest())
+"""
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_equal_seeds_make_equal_logs_byte_by_byte(name: str) -> None:
+    """In other processes, too, whatever the order of their hashes."""
+    said = [
+        subprocess.run(
+            [sys.executable, "-c", BYTES, name, "12"], env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for seed in ("1", "4711")
+    ]  # fmt: skip
+    assert len(said[0].splitlines()) == 12
+    assert said[0] == said[1]
+
+
+def test_a_run_can_be_made_without_those_before_it() -> None:
+    runs = [random_run(run_seed(6, number), False).commands for number in range(3)]
+    last = fuzz(6, lambda tally: tally.runs < 1, skip=2)
+    assert last.steps == execute_steps(6, 2)
+    assert runs[0] != runs[1] != runs[2]
+
+
+def execute_steps(seed: int, number: int) -> int:
+    return random_run(run_seed(seed, number), False).steps
 
 
 def _release_keeps_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,11 +195,14 @@ def test_a_planted_fault_is_found_and_made_small(plant: Callable[[pytest.MonkeyP
         small = shrink(tally.found, lambda tries: tries < 2000)
         assert small.kind == tally.found.kind
         assert small.events <= 40 and len(small.commands) <= 6, small
-        path = write_test(small, tally.seed, tmp_path)
+        path = write_test(small, source_of(small, "leftfold fuzz --seed 1"), tmp_path)
         namespace = _load(path)
         with pytest.raises(type(small.fault)):
             namespace()
+        log = write_log(small, tmp_path / "logs")
     namespace()  # without the plant, the written test passes
+    verdict = verify(EventLog.read(log))
+    assert verdict.damage is None and verdict.events == small.events + 1
 
 
 def _load(path: Path) -> Callable[[], None]:
@@ -187,7 +235,9 @@ def _stopped_at_once(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]
 
 def test_a_written_test_is_readable() -> None:
     commands = [("admit", {"rid": "a", "prompt": [1] * 80, "max_tokens": 2}), ("steps", {"count": 2})]
-    text = source_of(Run({"num_pages": 2, "policy": "fcfs", "vocab_size": None}, commands, 0, 0, ValueError("x")), 5)
+    text = source_of(
+        Run({"num_pages": 2, "policy": "fcfs", "vocab_size": None}, commands, 0, 0, ValueError("x")), "again"
+    )
     assert 'world = World(num_pages=2, policy="fcfs")' in text
     assert "world.steps(count=2)" in text
     assert max(map(len, text.splitlines())) <= 120
@@ -203,17 +253,24 @@ def _run_command(*arguments: str) -> int:
 def test_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_command("--runs", "3", "--seed", "4", "--json") == 0
     said = json.loads(capsys.readouterr().out)
-    assert said.keys() == {"seed", "commit", "runs", "steps", "steps_per_second", "findings"}
-    assert (said["seed"], said["runs"], said["findings"]) == (4, 3, [])
+    assert said.keys() == {"seed", "profile", "commit", "runs", "steps", "steps_per_second", "findings"}
+    assert (said["seed"], said["profile"], said["runs"], said["findings"]) == (4, "lite", 3, [])
 
 
 def test_command_reports_a_finding(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _release_keeps_the_first(monkeypatch)
-    assert _run_command("--seconds", "30", "--seed", "1", "--json", "--out", str(tmp_path)) == 1
+    folders = ["--out", str(tmp_path / "found"), "--log-dir", str(tmp_path / "logs")]
+    assert _run_command("--seconds", "30", "--seed", "1", "--json", *folders) == 1
     (finding,) = json.loads(capsys.readouterr().out)["findings"]
     assert finding["kind"] == "InvariantViolation"
-    assert Path(finding["test"]).parent == tmp_path
+    assert Path(finding["test"]).parent == tmp_path / "found"
     assert "def test_invariant_violation" in Path(finding["test"]).read_text()
     assert finding["events"] <= 16
+    assert len(finding["list"]) == finding["events"]
+    assert verify(EventLog.read(finding["log"])).events == finding["events"] + 1
+    again = finding["again"].split()[2:]
+    assert _run_command(*again, *folders) == 1
+    said = capsys.readouterr().out
+    assert finding["again"] in said and all(line in said for line in finding["list"])

@@ -12,8 +12,8 @@ from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Gate
 from leftfold.fsm.policy import POLICIES
 from leftfold.replay.fuzzing import World
+from leftfold.replay.fuzzing.calls import FIELDS
 from leftfold.replay.fuzzing.oddities import CONTROLS, ODD_ADMITS, SPOILED_PLANS, SPOILS, STRAYS
-from leftfold.replay.fuzzing.rules import FIELDS
 
 RIDS = st.sampled_from("abcd")
 LIMITS = {

@@ -1,0 +1,201 @@
+"""A simulated disk under the real log: what a process wrote, what a crash leaves of it, and what a bad disk returns.
+
+Files are byte strings. What was written is seen at once, but is safe only after a sync; a power cut keeps as much of
+the rest as it likes. Faults are armed by the methods below and are spent once they have happened.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, cast
+
+from leftfold.events.stores import segment_name
+
+BLOCK = 64
+"""Bytes that a disk loses, exchanges or returns stale as one; small, since the logs of a run are small."""
+
+DAMAGES: Sequence[str] = ("flip", "zeros", "misdirected", "exchanged", "cut", "lost", "doubled")
+"""What may become of bytes at rest."""
+
+
+@dataclass(slots=True)
+class File:
+    """`content`: as the system shows it; `safe`: bytes of it that a sync made durable; `begun`: where the last write
+    began."""
+
+    content: bytearray = field(default_factory=bytearray)
+    safe: int = 0
+    begun: int = 0
+
+
+class SimDisk:
+    """`files` by name; `room`: bytes that still fit (None: no end); `lies`: syncs are confirmed and not carried out;
+    `fail_sync`: the next sync fails; `bad_read`: (name, offset) at which the next read of that file fails."""
+
+    def __init__(self) -> None:
+        self.files: dict[str, File] = {}
+        self.room: int | None = None
+        self.lies = False
+        self.fail_sync = False
+        self.bad_read: tuple[str, int] | None = None
+
+    def sizes(self) -> dict[str, int]:
+        return {name: len(self.files[name].content) for name in sorted(self.files)}
+
+    def kill(self, torn: int) -> None:
+        """The process dies: its last write is perhaps cut short by `torn` bytes, all before it is with the system."""
+        if self.files:
+            file = self.files[max(self.files)]
+            del file.content[max(file.safe, file.begun, len(file.content) - torn) :]
+        self._settle()
+
+    def power_cut(self, keep: int, hole: int | None) -> bool:
+        """The machine dies: of what no sync made durable, `keep` bytes of each file are left.
+
+        `hole`: the block of the kept rest with this number never came to the disk, although later ones did. Whether
+        there is such a hole.
+        """
+        holed = False
+        for file in self.files.values():
+            del file.content[file.safe + keep :]
+            blocks = -(-(len(file.content) - file.safe) // BLOCK)
+            if hole is not None and blocks > 1:
+                at = file.safe + hole % (blocks - 1) * BLOCK
+                file.content[at : at + BLOCK] = bytes(BLOCK)
+                holed = True
+        self._settle()
+        return holed
+
+    def _settle(self) -> None:
+        """What is left is on the disk; the machine has come up again, with room and without armed faults."""
+        for file in self.files.values():
+            file.safe = file.begun = len(file.content)
+        self.room, self.lies, self.fail_sync, self.bad_read = None, False, False, None
+
+    def damage(self, kind: str, at: int, other: int) -> bool:
+        """Spoil bytes at rest, one of `DAMAGES`, at byte `at` of all files in order; whether anything is different."""
+        before = {name: bytes(file.content) for name, file in self.files.items()}
+        if total := sum(map(len, before.values())):
+            name, offset = self._place(at % total)
+            self._damage(kind, name, offset, other)
+        return before != {name: bytes(file.content) for name, file in self.files.items()}
+
+    def _damage(self, kind: str, name: str, offset: int, other: int) -> None:
+        content = self.files[name].content
+        block, width = offset // BLOCK * BLOCK, min(BLOCK, len(content) - offset // BLOCK * BLOCK)
+        elsewhere = other % max(1, len(content) // BLOCK) * BLOCK
+        if kind == "flip":
+            content[offset] ^= 1 << other % 8
+        elif kind == "zeros":
+            content[block : block + width] = bytes(width)
+        elif kind == "misdirected":
+            taken = content[elsewhere : elsewhere + width]
+            content[block : block + len(taken)] = taken
+        elif kind == "exchanged":
+            first, second = min(block, elsewhere), max(block, elsewhere)
+            if second + BLOCK <= len(content) and second > first:
+                one, two = content[first : first + BLOCK], content[second : second + BLOCK]
+                content[first : first + BLOCK], content[second : second + BLOCK] = two, one
+        elif kind == "cut":
+            del content[offset:]
+        elif kind == "lost":
+            del self.files[name]
+        elif kind == "doubled":
+            line = content.find(b"\n", offset) + 1
+            if end := content.find(b"\n", line) + 1:
+                content[end:end] = content[line:end]
+
+    def _place(self, at: int) -> tuple[str, int]:
+        for name, size in self.sizes().items():
+            if at < size:
+                return name, at
+            at -= size
+        raise AssertionError(f"byte {at} lies beyond all files")
+
+
+class DiskStore:
+    """The segments on a `SimDisk`, as `events.stores.Store` has them: what a log directory does, without one."""
+
+    def __init__(self, disk: SimDisk) -> None:
+        self.disk = disk
+        self._file = File()
+
+    def segments(self) -> list[str]:
+        return sorted(self.disk.files)
+
+    def open(self, name: str) -> BinaryIO:
+        content = bytes(self.disk.files[name].content)
+        bad = self.disk.bad_read
+        if bad is None or bad[0] != name:
+            return io.BytesIO(content)
+        self.disk.bad_read = None
+        return io.BufferedReader(cast(io.RawIOBase, _BadSector(content, bad[1])), BLOCK)
+
+    def snapshots(self) -> list[int]:
+        return []
+
+    def read_snapshot(self, seq: int) -> bytes:
+        raise FileNotFoundError(errno.ENOENT, "the simulated disk holds no snapshots")
+
+    def remove_snapshot(self, seq: int) -> None:
+        pass  # there are none
+
+    def truncate(self, name: str, size: int) -> None:
+        """Cut a segment; the real store syncs here, so that the cut is safe."""
+        file = self.disk.files[name]
+        del file.content[size:]
+        file.safe = file.begun = size
+
+    def start(self, number: int) -> None:
+        """Go on with this segment; its entry in the directory is safe at once, as the real store syncs that."""
+        self._file = self.disk.files.setdefault(segment_name(number), File())
+
+    def write(self, data: memoryview) -> int:
+        disk, file, count = self.disk, self._file, len(data)
+        if disk.room is not None:
+            count = min(count, disk.room)
+            if not count:
+                raise OSError(errno.ENOSPC, "planted: no space left on the simulated disk")
+            disk.room -= count
+        file.begun = len(file.content)
+        file.content += data[:count]
+        return count
+
+    def sync(self) -> None:
+        disk, file = self.disk, self._file
+        if disk.fail_sync:
+            disk.fail_sync = False
+            raise OSError(errno.EIO, "planted: the simulated disk cannot make this durable")
+        if not disk.lies:
+            file.safe = len(file.content)
+
+    def close(self) -> None:
+        pass  # nothing is held
+
+
+class _BadSector(io.RawIOBase):
+    """Bytes that can be read up to a place, and no further."""
+
+    def __init__(self, content: bytes, bad: int) -> None:
+        super().__init__()
+        self._content, self._bad, self._at = content, bad, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        end = min(self._at + len(buffer), len(self._content))
+        if self._at <= self._bad < end:
+            raise OSError(errno.EIO, "planted: the simulated disk cannot read this")
+        piece = self._content[self._at : end]
+        buffer[: len(piece)] = piece
+        self._at = end
+        return len(piece)
+
+
+def contents(disk: SimDisk) -> Mapping[str, bytes]:
+    """The files as they stand."""
+    return {name: bytes(disk.files[name].content) for name in sorted(disk.files)}
