@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
-from leftfold.events.stores import segment_name
+from leftfold.events.stores import segment_name, snapshot_name
 
 BLOCK = 64
 """Bytes that a disk loses, exchanges or returns stale as one; small, since the logs of a run are small."""
@@ -32,11 +32,15 @@ class File:
 
 
 class SimDisk:
-    """`files` by name; `room`: bytes that still fit (None: no end); `lies`: syncs are confirmed and not carried out;
-    `fail_sync`: the next sync fails; `bad_read`: (name, offset) at which the next read of that file fails."""
+    """`files`: segments by name; `snapshots`: by the record they are of, durable once they are there.
+
+    `room`: bytes that still fit (None: no end); `lies`: syncs are confirmed and not carried out; `fail_sync`: the next
+    sync fails; `bad_read`: (name, offset) at which the next read of that file fails.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, File] = {}
+        self.snapshots: dict[int, bytearray] = {}
         self.room: int | None = None
         self.lies = False
         self.fail_sync = False
@@ -77,16 +81,26 @@ class SimDisk:
 
     def damage(self, kind: str, at: int, other: int) -> bool:
         """Spoil bytes at rest, one of `DAMAGES`, at byte `at` of all files in order; whether anything is different."""
-        before = {name: bytes(file.content) for name, file in self.files.items()}
+        before = contents(self)
         if total := sum(map(len, before.values())):
-            name, offset = self._place(at % total)
-            self._damage(kind, name, offset, other)
-        return before != {name: bytes(file.content) for name, file in self.files.items()}
+            at %= total
+            for name, held in before.items():
+                if at < len(held):
+                    self._damage(kind, name, at, other)
+                    break
+                at -= len(held)
+        return before != contents(self)
 
     def _damage(self, kind: str, name: str, offset: int, other: int) -> None:
-        content = self.files[name].content
-        block, width = offset // BLOCK * BLOCK, min(BLOCK, len(content) - offset // BLOCK * BLOCK)
-        elsewhere = other % max(1, len(content) // BLOCK) * BLOCK
+        if kind == "lost":
+            if name in self.files:
+                del self.files[name]
+            else:
+                del self.snapshots[int(name)]
+            return
+        content = self.files[name].content if name in self.files else self.snapshots[int(name)]
+        block = offset // BLOCK * BLOCK
+        width, elsewhere = min(BLOCK, len(content) - block), other % max(1, len(content) // BLOCK) * BLOCK
         if kind == "flip":
             content[offset] ^= 1 << other % 8
         elif kind == "zeros":
@@ -101,19 +115,10 @@ class SimDisk:
                 content[first : first + BLOCK], content[second : second + BLOCK] = two, one
         elif kind == "cut":
             del content[offset:]
-        elif kind == "lost":
-            del self.files[name]
         elif kind == "doubled":
             line = content.find(b"\n", offset) + 1
             if end := content.find(b"\n", line) + 1:
                 content[end:end] = content[line:end]
-
-    def _place(self, at: int) -> tuple[str, int]:
-        for name, size in self.sizes().items():
-            if at < size:
-                return name, at
-            at -= size
-        raise AssertionError(f"byte {at} lies beyond all files")
 
 
 class DiskStore:
@@ -135,13 +140,15 @@ class DiskStore:
         return io.BufferedReader(cast(io.RawIOBase, _BadSector(content, bad[1])), BLOCK)
 
     def snapshots(self) -> list[int]:
-        return []
+        return sorted(self.disk.snapshots, reverse=True)
 
     def read_snapshot(self, seq: int) -> bytes:
-        raise FileNotFoundError(errno.ENOENT, "the simulated disk holds no snapshots")
+        if seq not in self.disk.snapshots:
+            raise FileNotFoundError(errno.ENOENT, "there is no such snapshot", snapshot_name(seq))
+        return bytes(self.disk.snapshots[seq])
 
     def remove_snapshot(self, seq: int) -> None:
-        pass  # there are none
+        self.disk.snapshots.pop(seq, None)
 
     def truncate(self, name: str, size: int) -> None:
         """Cut a segment; the real store syncs here, so that the cut is safe."""
@@ -197,5 +204,6 @@ class _BadSector(io.RawIOBase):
 
 
 def contents(disk: SimDisk) -> Mapping[str, bytes]:
-    """The files as they stand."""
-    return {name: bytes(disk.files[name].content) for name in sorted(disk.files)}
+    """The files as they stand, snapshots after the segments, under their numbers."""
+    segments = {name: bytes(disk.files[name].content) for name in sorted(disk.files)}
+    return segments | {str(seq): bytes(disk.snapshots[seq]) for seq in sorted(disk.snapshots)}

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from leftfold.events import Admit, Event, Plan, Started
+from leftfold.events import Admit, Event, LogError, Plan, Started
 from leftfold.fsm import Effects
 from leftfold.replay.errors import ReplayError
-from leftfold.replay.fold import fold
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.disk import SimDisk
 from leftfold.replay.fuzzing.errors import Violation
@@ -25,7 +24,8 @@ class DurableWorld(World):
         super().__init__(**config)
         self.disk = SimDisk()
         self.journal = Journal(self.disk, segment_bytes, sync_every)
-        self.journal.append(opening(self.first_config))
+        self._opening = opening(self.first_config)
+        self.journal.append(self._opening)
         self._known: list[Any] = [self._knowledge()]
 
     def take(self, event: Event, plan: Plan | None = None) -> Effects:
@@ -46,6 +46,11 @@ class DurableWorld(World):
         return self.audience.save(), self.desk.save(), router, len(self.verbs)
 
     # Commands
+
+    def snapshot(self) -> None:
+        """The state is saved beside the log."""
+        started = [event for event in self.log if isinstance(event, Started)]
+        self.journal.save(self.state, self._opening, started[-1] if started else self._opening)
 
     def flush(self) -> None:
         """The log hands over what waits."""
@@ -116,14 +121,14 @@ class DurableWorld(World):
     def _recover(self, kept: int, back: int) -> None:
         """Be what the log says, and know what was known then."""
         if not kept:
-            self.journal.append(opening(self.first_config))
+            self.journal.append(self._opening)
         events = max(0, kept - 1)
         del self.log[events:]
         del self._known[events + 1 :]
         self._believe(self._known[events])
         try:
-            folded = fold(self.journal.log)
-        except ReplayError as error:
+            folded = self.journal.recover()
+        except (ReplayError, LogError) as error:
             raise Violation("recovery", f"the log does not fold: {error}") from error
         assert folded.state is not None
         self.state = folded.state
@@ -167,5 +172,6 @@ class DurableWorld(World):
         kept = self.journal.reopen(harmed=False, cut=False)
         if kept != len(self.log) + 1:
             raise Violation("log-lost", f"{len(self.log) + 1} records were logged, {kept} are left at the end")
-        if fold(self.journal.log).state.digest() != self.state.digest():  # type: ignore[union-attr]
+        folded = self.journal.recover()
+        if folded.state is None or folded.state.digest() != self.state.digest():
             raise Violation("replay", "the log on the disk folds to another state")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import warnings
+from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
@@ -18,6 +19,7 @@ from leftfold.events import (
     LogDamaged,
     LogError,
     SamplingParams,
+    SnapshotPassedOver,
     Started,
     TimeReversed,
     TornTail,
@@ -26,15 +28,23 @@ from leftfold.events import (
 )
 from leftfold.events.framing import REST, frame, header
 from leftfold.events.types import Event
-from leftfold.fsm import Config
+from leftfold.fsm import Config, State
+from leftfold.replay.errors import ReplayError
+from leftfold.replay.fold import Fold
+from leftfold.replay.fold import fold as fold_all
 from leftfold.replay.fuzzing.disk import DiskStore, SimDisk, contents
 from leftfold.replay.fuzzing.errors import Violation
+from leftfold.replay.snapshots import begin, capture
+
+KEPT = 3
+"""Snapshots that are kept."""
 
 
 class Journal:
     """`bodies`: every record as encoded; `confirmed`: how many of them a sync, or an opening, has made safe.
 
     `sync_every`: records after which the journal syncs by itself (0: only when told). `stuck`: the disk is full.
+    `hurt`: the log goes on, but records that a snapshot stands in for cannot be read any more.
     """
 
     def __init__(self, disk: SimDisk, segment_bytes: int, sync_every: int) -> None:
@@ -44,6 +54,7 @@ class Journal:
         self.bodies: list[bytes] = []
         self.confirmed = 0
         self.stuck = False
+        self.hurt = False
         self.log = EventLog(store=DiskStore(disk), segment_bytes=segment_bytes)
 
     # While all is well
@@ -75,6 +86,17 @@ class Journal:
             raise Violation("log", f"a sync confirms {upto} records, {len(self.bodies)} were appended")
         if not self.disk.lies:
             self.confirmed = upto
+
+    def save(self, state: State, first: Started, last: Started) -> None:
+        """Save the state after the record appended last, beside the log, which is made safe before."""
+        self.sync()
+        if self.stuck:
+            return
+        seq, chain = self.log.mark
+        fold = Fold(state=state, seq=seq, t=self.log.last_t, first=first, last=last)
+        self.disk.snapshots[seq] = bytearray(capture(fold, (seq, chain)).encode())
+        for old in sorted(self.disk.snapshots)[:-KEPT]:
+            del self.disk.snapshots[old]
 
     def _full(self, error: OSError) -> None:
         if error.errno != errno.ENOSPC:
@@ -130,14 +152,61 @@ class Journal:
             self._repair(error)
             told = True
         kept = self.log.next_seq - 1
-        self._compare(kept)
+        if self.log.first_seq > 1:
+            self.hurt = True
+        else:
+            try:
+                self._compare(kept)
+            except LogError as error:  # the opening had no need to look there
+                self.hurt = True
+                if not harmed:
+                    raise Violation("log-refused", f"nothing harmed the log, which opens, and says: {error}") from error
         if kept < self.confirmed and not harmed and not cut:
             raise Violation("log-lost", f"{self.confirmed} records were made durable, {kept} are left")
-        if kept < there and not told:
+        if kept < there and not told and not self.hurt:
             raise Violation("log-silent", f"{there} whole records are on the disk, {kept} are read, and nobody says so")
         del self.bodies[kept:]
         self.confirmed, self.stuck = kept, False
         return kept
+
+    def recover(self) -> Fold:
+        """What a start makes of the log: the newest good snapshot, and the records after it.
+
+        A log that is `hurt` may say so here, by name; its beginning then comes from elsewhere.
+        """
+        if not self.hurt:
+            fold, whole = self._fold(), fold_all(self.log)
+            if whole.state is None or fold.state is None or whole.state.digest() != fold.state.digest():
+                raise Violation("snapshot", f"a snapshot and its tail are not the whole log, up to record {fold.seq}")
+            return fold
+        spared: Fold | None = None
+        try:
+            spared = self._fold()
+        except (LogError, ReplayError):
+            pass
+        self.hurt = False
+        self.rewrite(self.bodies)
+        self.disk.snapshots.clear()
+        self.reopen(harmed=False, cut=False)
+        whole = self.recover()
+        assert whole.state is not None
+        if spared is not None and spared.state is not None and spared.state.digest() != whole.state.digest():
+            raise Violation("snapshot", "a snapshot stood in for what was damaged, and is not what was there")
+        return whole
+
+    def _fold(self) -> Fold:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SnapshotPassedOver)
+            fold, records = begin(self.log)
+            for record in records:
+                if encode(record.event, record.seq) != self._canonical(record.seq):
+                    raise Violation("log-changed", f"record {record.seq} is read as {record.event}")
+                fold.take(record.seq, record.event)
+        return fold
+
+    def _canonical(self, seq: int) -> bytes:
+        """A record as this version would have written it."""
+        return encode(decode(orjson.loads(self.bodies[seq - 1])), seq)
 
     def _whole_records(self) -> int:
         """Lines on the disk that end, without the segments' headers."""
@@ -200,28 +269,29 @@ class Journal:
 
     def _compare(self, kept: int) -> None:
         """What is read must be the beginning of what was logged, byte by byte."""
-        store, count = DiskStore(self.disk), 0
+        count = 0
         for record in self.log:
-            if count >= len(self.bodies) or encode(record.event, record.seq) != encode(
-                decode(orjson.loads(self.bodies[count])), count + 1
-            ):
+            if count >= kept or encode(record.event, record.seq) != self._canonical(record.seq):
                 raise Violation("log-changed", f"record {record.seq} is read as {record.event}")
             count += 1
         if count != kept:
             raise Violation("log-silent", f"{kept} records are there, {count} are read")
-        lines = [line for name in store.segments() for line in bytes(self.disk.files[name].content).splitlines()]
+        lines = [line for name in sorted(self.disk.files) for line in self.disk.files[name].content.splitlines()]
         raw = [b"{" + line[REST:] for line in lines if not line.startswith(b'"type":"segment"', REST)]
         if raw != self.bodies[:kept]:
             raise Violation("log-changed", "the bytes of the log are not those that were logged")
 
     def age(self) -> None:
-        """The log as another version would have written it: what is at its default said aloud, or left out."""
-        content, crc = bytearray(), 0
-        line, crc = header(1, crc)
-        content += line
-        for number, body in enumerate(self.bodies):
-            self.bodies[number] = aged(body)
-            line, crc = frame(self.bodies[number], crc)
+        """The log becomes what another version would have written: what is at its default is said, or left out."""
+        self.rewrite([aged(body) for body in self.bodies])
+
+    def rewrite(self, bodies: Sequence[bytes]) -> None:
+        """All records anew, in one segment: what a copy brings back. Snapshots are of another log then."""
+        self.bodies = [*bodies]
+        line, crc = header(1, 0)
+        content = bytearray(line)
+        for body in bodies:
+            line, crc = frame(body, crc)
             content += line
         self.disk.files.clear()
         store = DiskStore(self.disk)

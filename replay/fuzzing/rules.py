@@ -228,6 +228,9 @@ class Rules:
     def sync(self, world: World) -> Command:
         return ("sync", {})
 
+    def snapshot(self, world: World) -> Command:
+        return ("snapshot", {})
+
     def lying_disk(self, world: World) -> Command:
         return ("lying_disk", {})
 
@@ -280,8 +283,8 @@ _FAULTS = {
     Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
 }  # fmt: skip
 _DISK_FAULTS = {
-    Rules.flush: 1, Rules.sync: 1, Rules.lying_disk: 0.3, Rules.full_disk: 0.5, Rules.space: 0.5, Rules.clock_back: 0.3,
-    Rules.crash: 3, Rules.damage: 2,
+    Rules.flush: 1, Rules.sync: 1, Rules.snapshot: 1, Rules.lying_disk: 0.3, Rules.full_disk: 0.5, Rules.space: 0.5,
+    Rules.clock_back: 0.3, Rules.crash: 3, Rules.damage: 2,
 }  # fmt: skip
 RULES: Sequence[str] = tuple(rule.__name__ for rule in (*_WORK, *_FAULTS))
 DISK_RULES: Sequence[str] = tuple(rule.__name__ for rule in _DISK_FAULTS)
