@@ -17,68 +17,72 @@ if TYPE_CHECKING:
 def check(state: State, thorough: bool = True) -> None:
     """Raises `InvariantViolation`, which says what is wrong and where.
 
-    Not `thorough`: only what costs less than an event, so that it can be looked at after every one.
+    Not `thorough`: only what costs less than an event, so that it can be looked at after every one. Hence whole lists
+    are compared where that can tell that nothing is wrong, and single pages are looked for only to say which.
     """
     seats = [*state.decoding.seats, *state.prefilling.values(), *state.stopping]
-    _check_pages(state, seats)
-    _check_slots(state, seats)
-    _check_rows(state)
+    _check_pages(state, _check_slots(state, seats))
+    if seats:
+        _check_rows(state)
+    elif state.at_edge or state.resting:
+        raise InvariantViolation(f"nobody runs, but {state.at_edge} and {state.resting} are noted")
     _check_requests(state)
-    _check_in_flight(state)
+    if state.in_flight or state.stopping:
+        _check_in_flight(state)
     if thorough:
         audit(state)
 
 
-def _check_pages(state: State, seats: list[Seat]) -> None:
-    """free + cached + held = pool, page by page."""
-    pool = state.pool
-    free, cached, refs = pool.free, pool.cached, pool.refs
-    held: list[int] = []
+def _check_slots(state: State, seats: list[Seat]) -> list[int]:
+    """Slots are free or held once, by the seat that a request has; the pages of all seats."""
+    by_slot, slots, held = state.by_slot, state.free_slots.copy(), []
     for seat in seats:
+        slot = seat.slot
+        slots.append(slot)
         held += seat.pages
+        if by_slot[slot] is not seat:
+            raise InvariantViolation(f"slot {slot} does not lead to its seat")
+        if seat.request.seat is not seat:
+            raise InvariantViolation(f"request {seat.request.rid!r} does not hold its seat")
+    slots.sort()
+    if slots != [*range(len(by_slot))]:
+        raise InvariantViolation(f"slots are not each free or held once: {slots}")
+    return held
+
+
+def _check_pages(state: State, held: list[int]) -> None:
+    """free + cached + held = pool, page by page; keys and published pages are one to one."""
+    pool = state.pool
+    free, cached, refs, keys, published = pool.free, pool.cached, pool.refs, pool.keys, pool.published
+    distinct = dict.fromkeys(held)
+    if len(distinct) != len(held) or [*map(refs.__getitem__, held)].count(1) != len(held):
+        _check_counts(held, refs)
+    unheld = len(refs) - len(distinct)
+    if refs.count(0) != unheld:
+        _check_counts(held, refs)
+    if len(free) + len(cached) != unheld:
+        raise InvariantViolation(f"{len(free)} free + {len(cached)} cached pages, {unheld} are not held")
+    if not free.keys().isdisjoint(held) or not cached.keys().isdisjoint(held):
+        raise InvariantViolation(f"held pages {[page for page in held if page in free or page in cached]} are unheld")
+    keyed = len(keys) - keys.count(None)
+    if keyed != len(published) or (keyed and [*map(keys.__getitem__, published.values())] != [*published]):
+        wrong = [page for key, page in published.items() if keys[page] != key]
+        raise InvariantViolation(f"{keyed} pages have keys, {len(published)} are published, {wrong} under other keys")
+    if not keyed and not cached:
+        return
+    if None in map(keys.__getitem__, cached):
+        raise InvariantViolation(f"cached pages {[page for page in cached if keys[page] is None]} are not findable")
+    if any(map(keys.__getitem__, free)):
+        raise InvariantViolation(f"free pages {[page for page in free if keys[page] is not None]} are findable")
+
+
+def _check_counts(held: list[int], refs: list[int]) -> None:
     counts = [0] * len(refs)
     for page in held:
         counts[page] += 1
     if counts != refs:
         wrong = [page for page, count in enumerate(counts) if count != refs[page]]
         raise InvariantViolation(f"pages {wrong} are held {[counts[p] for p in wrong]} times, not as refs say")
-    if len(free) + len(cached) != counts.count(0):
-        raise InvariantViolation(f"{len(free)} free + {len(cached)} cached pages, {counts.count(0)} are not held")
-    if not free.keys().isdisjoint(held) or not cached.keys().isdisjoint(held):
-        raise InvariantViolation(f"held pages {[page for page in held if page in free or page in cached]} are unheld")
-    if pool.published or cached:
-        _check_keys(state, held)
-    elif any(pool.keys):
-        raise InvariantViolation(f"nothing is published, but pages have keys: {pool.keys}")
-
-
-def _check_keys(state: State, held: list[int]) -> None:
-    """Keys and published pages are one to one; unheld pages are cached if they have a key, else free."""
-    pool = state.pool
-    free, cached, keys, published = pool.free, pool.cached, pool.keys, pool.published
-    if list(map(keys.__getitem__, published.values())) != list(published):
-        wrong = [page for key, page in published.items() if keys[page] != key]
-        raise InvariantViolation(f"pages {wrong} are published under keys that are not their own")
-    if not all(map(keys.__getitem__, cached)):
-        raise InvariantViolation(f"cached pages {[page for page in cached if keys[page] is None]} are not findable")
-    if any(map(keys.__getitem__, free)):
-        raise InvariantViolation(f"free pages {[page for page in free if keys[page] is not None]} are findable")
-    findable = len(dict.fromkeys([page for page in held if keys[page] is not None]))
-    if len(cached) + findable != len(published):
-        raise InvariantViolation(f"{len(published)} keys are published, {len(cached)} cached pages and {findable} more")
-
-
-def _check_slots(state: State, seats: list[Seat]) -> None:
-    by_slot = state.by_slot
-    slots = [seat.slot for seat in seats] + state.free_slots
-    slots.sort()
-    if slots != list(range(len(by_slot))):
-        raise InvariantViolation(f"slots are not each free or held once: {slots}")
-    for seat in seats:
-        if by_slot[seat.slot] is not seat:
-            raise InvariantViolation(f"slot {seat.slot} does not lead to its seat")
-        if seat.request.seat is not seat:
-            raise InvariantViolation(f"request {seat.request.rid!r} does not hold its seat")
 
 
 def _check_rows(state: State) -> None:
@@ -86,26 +90,41 @@ def _check_rows(state: State) -> None:
     columns, size, last = state.columns, state.config.page_size, -1
     computed_column, planned_column = columns.computed.tolist(), columns.planned.tolist()
     bases, runways = columns.base.tolist(), columns.runway.tolist()
-    depth = len(state.in_flight)
+    refs, keys, depth = state.pool.refs, state.pool.keys, len(state.in_flight)
     edge, resting = [], []
     for seat in state.decoding.seats:
-        slot, request = seat.slot, seat.request
-        computed, planned, capacity = computed_column[slot], planned_column[slot], len(seat.pages) * size
-        if planned >= seat.last:
+        slot, request, pages, end = seat.slot, seat.request, seat.pages, seat.last
+        computed, planned = computed_column[slot], planned_column[slot]
+        held = len(pages)
+        reach = held * size
+        if planned >= end:
             resting.append(slot)
-        elif planned == capacity:
+        elif planned == reach:
             edge.append(slot)
         if seat.order <= last:
             raise InvariantViolation(f"row {request.rid!r} is out of order")
         last = seat.order
-        reach = capacity if capacity < seat.last else seat.last
+        if reach > end:
+            reach = end
         if not computed <= planned <= reach == runways[slot]:
-            raise InvariantViolation(f"row {request.rid!r}: {computed} computed, {planned} planned, {seat.pages}")
+            raise InvariantViolation(f"row {request.rid!r}: {computed} computed, {planned} planned, {pages}")
         if computed < seat.target:
             if request.phase is not PREFILLING or planned < seat.target or not depth:
                 raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {planned} of {seat.target} planned")
-        else:
-            _check_decoding(state, seat, computed, bases[slot], planned - computed <= depth)
+            continue
+        if request.phase is not DECODING or planned - computed > depth:
+            raise InvariantViolation(f"row {request.rid!r} is {request.phase} or planned too far ahead")
+        number, within = divmod(computed, size)
+        if held * size < computed or held > -(-(computed + MAX_DEPTH + 1) // size) or seat.edge != (number + 1) * size:
+            raise InvariantViolation(f"row {request.rid!r}: computed {computed}, edge {seat.edge}, {pages}")
+        if computed + 1 >= request.limit:
+            raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
+        if number < held:
+            page = pages[number]
+            if bases[slot] + computed != page * size + within:
+                raise InvariantViolation(f"row {request.rid!r} writes to {bases[slot] + computed}, not {page}")
+            if refs[page] != 1 or keys[page] is not None or number + 1 < held:
+                _check_private(state, seat, number)
     noted, rested = state.at_edge, state.resting
     if (edge != noted and sorted(edge) != sorted(noted)) or (resting != rested and sorted(resting) != sorted(rested)):
         raise InvariantViolation(f"at the end of their pages are {edge}, of their limits {resting}; noted are others")
@@ -119,22 +138,6 @@ def _check_rows(state: State) -> None:
         _check_private(state, seat, computed // size)
 
 
-def _check_decoding(state: State, seat: Seat, computed: int, base: int, in_time: bool) -> None:
-    size, request = state.config.page_size, seat.request
-    if request.phase is not DECODING or not in_time:
-        raise InvariantViolation(f"row {request.rid!r} is {request.phase} or planned too far ahead")
-    number, within = divmod(computed, size)
-    pages, most = len(seat.pages), -(-(computed + MAX_DEPTH + 1) // size)
-    if not number + (within > 0) <= pages <= most or seat.edge != (number + 1) * size:
-        raise InvariantViolation(f"row {request.rid!r}: computed {computed}, edge {seat.edge}, {seat.pages}")
-    if computed + 1 >= request.limit:
-        raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
-    if number < pages:
-        if base + computed != seat.pages[number] * size + within:
-            raise InvariantViolation(f"row {request.rid!r} writes to {base + computed}, not {seat.pages[number]}")
-        _check_private(state, seat, number)
-
-
 def _check_private(state: State, seat: Seat, first: int) -> None:
     """Pages that a row has yet to write are its own and not findable."""
     pool = state.pool
@@ -145,19 +148,21 @@ def _check_private(state: State, seat: Seat, first: int) -> None:
 
 def _check_requests(state: State) -> None:
     """Live requests are seated or in line, each once."""
-    line = [request for request in state.live.values() if request.seat is None]
-    waiting, tokens = len(line), 0
-    for request in line:
-        tokens += len(request.tokens)
-        if request.phase is not WAITING and request.phase is not PREEMPTED:
-            raise InvariantViolation(f"request {request.key} has no seat and is {request.phase}")
-    if waiting != len(state.waiting) or tokens != state.queued_tokens:
-        noted = f"{len(state.waiting)} requests with {state.queued_tokens} tokens are in line"
+    live, line = state.live, state.waiting
+    waiting = tokens = 0
+    for request in live.values():
+        if request.seat is None:
+            waiting += 1
+            tokens += len(request.tokens)
+            if request.phase is not WAITING and request.phase is not PREEMPTED:
+                raise InvariantViolation(f"request {request.key} has no seat and is {request.phase}")
+    if waiting != len(line) or tokens != line.tokens:
+        noted = f"{len(line)} requests with {line.tokens} tokens are in line"
         raise InvariantViolation(f"{noted}, {waiting} with {tokens} have no seat")
     rows = len(state.decoding.seats) + len(state.prefilling)
-    if rows + waiting != len(state.live) or rows > state.config.rows:
-        raise InvariantViolation(f"{rows} rows (at most {state.config.rows}) and {waiting} waiting: {list(state.live)}")
-    if not state.suspects.keys() <= state.live.keys():
+    if rows + waiting != len(live) or rows > state.config.rows:
+        raise InvariantViolation(f"{rows} rows (at most {state.config.rows}) and {waiting} waiting: {[*live]}")
+    if state.suspects and not state.suspects.keys() <= live.keys():
         raise InvariantViolation(f"some of the suspects {list(state.suspects)} do not live")
     for seat in state.stopping:
         if seat.request.phase is not STOPPING:
