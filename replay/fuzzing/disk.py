@@ -136,8 +136,7 @@ class DiskStore:
         bad = self.disk.bad_read
         if bad is None or bad[0] != name:
             return io.BytesIO(content)
-        self.disk.bad_read = None
-        return io.BufferedReader(cast(io.RawIOBase, _BadSector(content, bad[1])), BLOCK)
+        return io.BufferedReader(cast(io.RawIOBase, _BadSector(self.disk, content, bad[1])), BLOCK)
 
     def snapshots(self) -> list[int]:
         return sorted(self.disk.snapshots, reverse=True)
@@ -186,9 +185,9 @@ class DiskStore:
 class _BadSector(io.RawIOBase):
     """Bytes that can be read up to a place, and no further."""
 
-    def __init__(self, content: bytes, bad: int) -> None:
+    def __init__(self, disk: SimDisk, content: bytes, bad: int) -> None:
         super().__init__()
-        self._content, self._bad, self._at = content, bad, 0
+        self._disk, self._content, self._bad, self._at = disk, content, bad, 0
 
     def readable(self) -> bool:
         return True
@@ -196,6 +195,7 @@ class _BadSector(io.RawIOBase):
     def readinto(self, buffer: Any) -> int:
         end = min(self._at + len(buffer), len(self._content))
         if self._at <= self._bad < end:
+            self._disk.bad_read = None
             raise OSError(errno.EIO, "planted: the simulated disk cannot read this")
         piece = self._content[self._at : end]
         buffer[: len(piece)] = piece

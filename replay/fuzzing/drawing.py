@@ -42,15 +42,15 @@ def draw_swarm(rng: Random) -> dict[str, Any]:
     Small values are as likely as large ones on a scale of powers, so that most runs are small and some are not.
     """
     vocab = rng.choice(VOCABULARIES)
-    page_size = rng.choice((1, 2, 3, 4, 5, 7, 8, 12, 16, 24, 32, 48, 64))
+    page_size = _spread(rng, 1, 64)
     budget = _spread(rng, 1, 512)
     return {
         "vocab": vocab,
-        "num_pages": max(1, min(256, _spread(rng, 1, 1500) // page_size)),
+        "num_pages": max(1, min(256, _spread(rng, 8 if rng.random() < 0.8 else 1, 2000) // page_size)),
         "page_size": page_size,
         "max_running": _spread(rng, 1, 32),
         "max_batch_tokens": budget,
-        "max_model_len": _spread(rng, 2, 400),
+        "max_model_len": _spread(rng, 8 if rng.random() < 0.9 else 2, 400),
         "max_chunk_tokens": None if rng.random() < 0.4 else _spread(rng, 1, budget),
         "pipeline_depth": rng.choice((0, 1, 2)),
         "policy": rng.choice(sorted(POLICIES)),
@@ -59,7 +59,7 @@ def draw_swarm(rng: Random) -> dict[str, Any]:
         "max_queued_tokens": None if rng.random() < 0.7 else _spread(rng, 1, 400),
         "vocab_size": rng.choice((None, None, vocab)),
         "growth_horizon": 0 if rng.random() < 0.6 else _spread(rng, 1, 64),
-        "routers": rng.random() < 0.2,
+        "routers": rng.random() < 0.3,
     }
 
 
