@@ -10,7 +10,7 @@ import pytest
 
 from leftfold.events import Event, Plan
 from leftfold.fsm import Effects
-from leftfold.replay.fuzzing import World, loop
+from leftfold.replay.fuzzing import World, loop, profiles
 
 Look = Callable[[World, Event, Plan | None, Callable[[], Effects]], Effects]
 """Gets the world, the event with its plan, and the call that takes it."""
@@ -23,7 +23,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, look: Look) -> None:
         def take(self, event: Event, plan: Plan | None = None) -> Effects:
             return look(self, event, plan, lambda: super(Watched, self).take(event, plan))
 
-    monkeypatch.setattr(loop, "World", Watched)
+    monkeypatch.setattr(profiles, "World", Watched)
 
 
 def runs(seed: int, count: int) -> list[Any]:

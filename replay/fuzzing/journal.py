@@ -94,7 +94,7 @@ class Journal:
             return
         seq, chain = self.log.mark
         fold = Fold(state=state, seq=seq, t=self.log.last_t, first=first, last=last)
-        self.disk.snapshots[seq] = bytearray(capture(fold, (seq, chain)).encode())
+        self.disk.snapshots[seq] = bytearray(capture(fold).encode(chain))
         for old in sorted(self.disk.snapshots)[:-KEPT]:
             del self.disk.snapshots[old]
 
