@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from dataclasses import MISSING, fields
 from pathlib import Path
 
@@ -18,44 +17,22 @@ from leftfold.events import (
     ForwardDone,
     Join,
     Plan,
+    Retention,
     SamplingParams,
     Tick,
     compress_closed,
     encode,
+    prune,
 )
 from leftfold.events.codec import OPERATIONS, TAGS
+from leftfold.fsm import Config, State
+from leftfold.fsm.snapshot import encode as encode_state
+from tests import page_reader
 from tests.log_samples import write
+from tests.page_reader import crc32c
+from tests.unit.test_log_snapshots import NOW, log_with_snapshots
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "log-format.md").read_text()
-
-
-def crc32c(data: bytes, seed: int) -> int:
-    """Bit by bit, from the definition (reflected polynomial 82f63b78)."""
-    crc = seed ^ 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def read_by_the_page(directory: Path) -> Iterator[dict[str, object]]:
-    crc, seq = 0, 1
-    for path in sorted(directory.glob("*.jsonl")):
-        *lines, rest = path.read_bytes().split(b"\n")
-        assert rest == b""
-        for number, line in enumerate(lines):
-            seed, crc = crc, crc32c(line[18:], crc)
-            assert line[:18] == b'{"crc":"%08x",' % crc
-            record = json.loads(line)
-            if number == 0:
-                assert list(record) == ["crc", "type", "schema", "first_seq", "prev"]
-                assert (record["type"], record["schema"]) == ("segment", 1)
-                assert (record["first_seq"], record["prev"]) == (seq, f"{seed:08x}")
-            else:
-                assert list(record)[:4] == ["crc", "seq", "t", "type"] and record["seq"] == seq
-                seq += 1
-                yield record
 
 
 def test_the_check_value_of_the_checksum() -> None:
@@ -64,10 +41,15 @@ def test_the_check_value_of_the_checksum() -> None:
     assert crc32c(b"6789", crc32c(b"12345", 0)) == 0xE3069283
 
 
+@pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("segment_bytes", [400, 1 << 20])
-def test_a_reader_written_from_the_page_reads_what_was_written(tmp_path: Path, segment_bytes: int) -> None:
+def test_a_reader_written_from_the_page_reads_what_was_written(
+    tmp_path: Path, segment_bytes: int, compressed: bool
+) -> None:
     items = write(tmp_path, 40, segment_bytes)
-    records = list(read_by_the_page(tmp_path))
+    if compressed:
+        compress_closed(tmp_path)
+    records = [record for record, _ in page_reader.read(tmp_path)]
     assert len(records) == 40
     for record, item in zip(records, items, strict=True):
         del record["crc"], record["seq"]
@@ -112,3 +94,22 @@ def test_compressed_segments_have_the_name_the_page_says(tmp_path: Path) -> None
     write(tmp_path, 40, 500)
     assert compress_closed(tmp_path)[0] == "00000001.jsonl.zst"
     assert "`00000001.jsonl.zst`" in PAGE
+
+
+def test_a_reader_written_from_the_page_finds_snapshots_and_a_later_beginning(tmp_path: Path) -> None:
+    log_with_snapshots(tmp_path)
+    prune(tmp_path, Retention(size=0), NOW)
+    compress_closed(tmp_path)
+    reader = EventLog.read(tmp_path)
+    assert [record["seq"] for record, _ in page_reader.read(tmp_path)] == [one.seq for one in reader]
+    found = page_reader.read_snapshots(tmp_path)
+    assert sorted(found, reverse=True) == reader.snapshots() and len(found) > 1
+    assert all(found[seq]["digest"] == reader.snapshot(seq).digest for seq in found)
+    assert all(found[seq]["t"] == next(one.event.t for one in reader if one.seq == seq) for seq in [max(found)])
+
+
+def test_the_page_names_every_part_of_a_state() -> None:
+    table = PAGE[PAGE.index("## Snapshots") :]
+    state = State(Config(num_pages=4, page_size=4, max_running=2, max_batch_tokens=8, max_model_len=16))
+    missing = [name for name in encode_state(state) if f"`{name}`" not in table]
+    assert missing == []
