@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leftfold.commands.common import FINDING, OK, UsageError, natural, print_json, subcommands
-from leftfold.commands.replay import read_log, report_damage
+from leftfold.commands.replay_common import read_log, report_damage
 
 if TYPE_CHECKING:
     from leftfold.events import LogReader

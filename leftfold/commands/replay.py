@@ -1,6 +1,7 @@
-"""Replay a log. `verify` decides every step anew and compares; `show` looks into it.
+"""Replay a log: what happened, why, and what if. No model is needed (but by execute), and the log is only read.
 
-LOG is the folder that holds the segments, such as logs/smollm2. No model is needed, and the log is only read.
+LOG is the folder that holds the segments, such as logs/smollm2. SEQ is a record's number, TIME seconds since the first
+Started, such as 12.5s.
 """
 
 from __future__ import annotations
@@ -8,10 +9,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
-from leftfold.commands.common import FINDING, OK, UsageError, positive, print_json, setting, subcommands
+from leftfold.commands import replay_shrink as shrink
+from leftfold.commands import replay_views as views
+from leftfold.commands import replay_whatif as whatif
+from leftfold.commands.common import FINDING, OK, UsageError, print_json, setting, subcommands
+from leftfold.commands.replay_common import add_at, allow_policy, checked_settings, read_log, report_damage, seq_of
 
 if TYPE_CHECKING:
-    from leftfold.events import LogReader
+    pass
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,6 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         {
             "verify": ("fold a log, decide every step anew and compare", _verify_arguments, run_verify),
             "show": ("the engine's state after a record, or one request's life", _show_arguments, run_show),
+            **views.COMMANDS,
+            **whatif.COMMANDS,
+            **shrink.COMMANDS,
         },
     )
 
@@ -35,49 +43,16 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="decide with another setting, such as max_batch_tokens=16; may be repeated",
     )
-    _allow_policy(parser)
+    allow_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def _allow_policy(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--allow-policy",
-        metavar="MODULE:FUNCTION",
-        type=_policy,
-        action="append",
-        help="import this policy, because the log was made with it; only what you trust",
-    )
-
-
-def _policy(text: str) -> str:
-    from leftfold.replay.policies import PolicyError, load
-
-    try:
-        return load(text)
-    except PolicyError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="the log's folder")
-    parser.add_argument("--at", type=positive, metavar="SEQ", help="stop after this record (default: the last)")
+    add_at(parser)
     parser.add_argument("--rid", metavar="RID", help="show this request's life instead of the engine's state")
-    _allow_policy(parser)
+    allow_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-
-
-def read_log(path: str) -> LogReader:
-    """The log in a folder. Raises UsageError when there is none; reading raises LogError on damage."""
-    import warnings
-
-    from leftfold.events import EventLog, LogNotFound, SnapshotPassedOver, TornTail
-
-    for kind in (TornTail, SnapshotPassedOver):  # said in our own words, or of no concern to a reader
-        warnings.simplefilter("ignore", kind)
-    try:
-        return EventLog.read(path)
-    except LogNotFound as error:
-        raise UsageError(str(error)) from error
 
 
 def run_verify(args: argparse.Namespace) -> int:
@@ -92,19 +67,6 @@ def run_verify(args: argparse.Namespace) -> int:
     return OK if verdict.clean else FINDING
 
 
-def checked_settings(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """`--set` as a dictionary. Raises UsageError for a setting that no config has."""
-    from dataclasses import fields
-
-    from leftfold.fsm import Config
-
-    known = [field.name for field in fields(Config)]
-    for name, _ in pairs:
-        if name not in known:
-            raise UsageError(f"--set {name}: no such setting; there are {', '.join(known)}")
-    return dict(pairs)
-
-
 def run_show(args: argparse.Namespace) -> int:
     from leftfold.events import CodecError, LogError
     from leftfold.replay.errors import ReplayError
@@ -113,6 +75,7 @@ def run_show(args: argparse.Namespace) -> int:
 
     log = read_log(args.log)
     try:
+        args.at = seq_of(log, args.at)
         if args.rid is not None:
             moments = life(log, args.rid, args.at)
         else:
@@ -137,11 +100,3 @@ def _show_life(args: argparse.Namespace, moments: list[Any]) -> int:
     else:
         print("\n".join(moment.line() for moment in moments))
     return OK
-
-
-def report_damage(as_json: bool, error: Exception) -> int:
-    """A log that cannot be read or folded is a finding."""
-    import sys
-
-    print_json({"error": str(error)}) if as_json else print(f"leftfold: {error}", file=sys.stderr)
-    return FINDING

@@ -122,7 +122,7 @@ def cost_model(path: str | None) -> CostModel:
 
 
 def _config(args: argparse.Namespace, longest: int) -> Any:
-    from leftfold.commands.replay import checked_settings
+    from leftfold.commands.replay_common import checked_settings
     from leftfold.fsm import Config, ConfigError
     from leftfold.replay.policies import PolicyError, load
 
@@ -175,7 +175,7 @@ def run_fit(args: argparse.Namespace) -> int:
     import json
     from pathlib import Path
 
-    from leftfold.commands.replay import read_log, report_damage
+    from leftfold.commands.replay_common import read_log, report_damage
     from leftfold.events import CodecError, LogError
     from leftfold.replay.errors import ReplayError
 

@@ -17,7 +17,7 @@ from leftfold.executor.cost import FEATURES, CostModel, Work, features
 from leftfold.fsm import State
 from leftfold.fsm.rows import StepRows
 from leftfold.replay.errors import ReplayError
-from leftfold.replay.fold import Fold
+from leftfold.replay.walking import walk
 
 Matrix = npt.NDArray[np.float64]
 
@@ -84,13 +84,10 @@ def samples_of(records: Iterable[Record]) -> list[Sample]:
     result and the next plan is a part of what steps cost. Where `pipeline_depth` is more than 0 a step begins when the
     one before it is done.
     """
-    fold, samples = Fold(), list[Sample]()
+    samples = list[Sample]()
     flying: dict[int, tuple[Work, int]] = {}
     landed, busy = 0, False
-    for record in records:
-        effects = fold.take(record.seq, record.event)
-        event, state = record.event, fold.state
-        assert state is not None
+    for (_, event), effects, state in walk(records):
         if isinstance(event, Started):
             flying.clear()
         elif isinstance(event, Tick) and effects.plan is not None:

@@ -1,0 +1,104 @@
+"""What the replay commands share: reading a log, its damage, settings, policies, moments."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from leftfold.commands.common import FINDING, UsageError, positive, print_json
+
+if TYPE_CHECKING:
+    from leftfold.events import LogReader
+
+
+def add_log(parser: argparse.ArgumentParser) -> None:
+    """LOG and --json."""
+    parser.add_argument("log", metavar="LOG", help="the log's folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_at(parser: argparse.ArgumentParser) -> None:
+    """--at SEQ or TIME."""
+    parser.add_argument("--at", type=moment, metavar="SEQ|TIME",
+                        help="as it was after this record, or after so many seconds, such as 12.5s")  # fmt: skip
+
+
+def moment(text: str) -> int | float:
+    """A record's number, or seconds (a float) from `12.5s`."""
+    if not text.endswith("s"):
+        return positive(text)
+    try:
+        value = float(text[:-1])
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < 1e12:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a record's number nor seconds such as 12.5s")
+    return value
+
+
+def seq_of(log: LogReader, at: int | float | None) -> int | None:
+    """The last record at that time. Raises UsageError when none is that early."""
+    if not isinstance(at, float):
+        return at
+    last = None
+    for record in log:
+        if record.event.t > at * 1e6:
+            break
+        last = record.seq
+    if last is None:
+        raise UsageError(f"--at {at}s is before the log's first record")
+    return last
+
+
+def allow_policy(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--allow-policy",
+        metavar="MODULE:FUNCTION",
+        type=_policy,
+        action="append",
+        help="import this policy, because the log was made with it; only what you trust",
+    )
+
+
+def _policy(text: str) -> str:
+    from leftfold.replay.policies import PolicyError, load
+
+    try:
+        return load(text)
+    except PolicyError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def read_log(path: str) -> LogReader:
+    """The log in a folder. Raises UsageError when there is none; reading raises LogError on damage."""
+    import warnings
+
+    from leftfold.events import EventLog, LogNotFound, SnapshotPassedOver, TornTail
+
+    for kind in (TornTail, SnapshotPassedOver):  # said in our own words, or of no concern to a reader
+        warnings.simplefilter("ignore", kind)
+    try:
+        return EventLog.read(path)
+    except LogNotFound as error:
+        raise UsageError(str(error)) from error
+
+
+def checked_settings(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """`--set` as a dictionary. Raises UsageError for a setting that no config has."""
+    from dataclasses import fields
+
+    from leftfold.fsm import Config
+
+    known = [field.name for field in fields(Config)]
+    for name, _ in pairs:
+        if name not in known:
+            raise UsageError(f"--set {name}: no such setting; there are {', '.join(known)}")
+    return dict(pairs)
+
+
+def report_damage(as_json: bool, error: Exception) -> int:
+    """A log that cannot be read or folded is a finding."""
+    import sys
+
+    print_json({"error": str(error)}) if as_json else print(f"leftfold: {error}", file=sys.stderr)
+    return FINDING

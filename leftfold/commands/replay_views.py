@@ -1,0 +1,122 @@
+"""`leftfold replay` diff, timeline, explain, trace: looks into a log that need nothing but the log."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from leftfold.commands.common import FINDING, OK, UsageError, print_json
+from leftfold.commands.replay_common import add_at, add_log, allow_policy, read_log, report_damage, seq_of
+
+
+def _diff_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("log", metavar="A", help="a log's folder")
+    parser.add_argument("other", metavar="B", help="another's")
+    add_at(parser)
+    parser.add_argument("--times", action="store_true", help="records differ if their times do")
+    allow_policy(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def _request_arguments(parser: argparse.ArgumentParser) -> None:
+    add_log(parser)
+    parser.add_argument("rid", metavar="RID", help="the request's id, as leftfold replay show has it")
+    allow_policy(parser)
+
+
+def _explain_arguments(parser: argparse.ArgumentParser) -> None:
+    _request_arguments(parser)
+    add_at(parser)
+
+
+def _trace_arguments(parser: argparse.ArgumentParser) -> None:
+    add_log(parser)
+    parser.add_argument("-o", "--out", metavar="FILE", required=True, help="where the trace is written (- is stdout)")
+    allow_policy(parser)
+
+
+def guarded(args: argparse.Namespace, look: Callable[[], int]) -> int:
+    """`look()`, with a log that cannot be read or folded as a finding."""
+    from leftfold.events import CodecError, LogError
+    from leftfold.replay.errors import ReplayError
+
+    try:
+        return look()
+    except (LogError, CodecError, ReplayError) as error:
+        return report_damage(args.json, error)
+
+
+def run_diff(args: argparse.Namespace) -> int:
+    """0 when nothing differs, else 1."""
+    from leftfold.replay.diff import describe, diff
+
+    def look() -> int:
+        a, b = read_log(args.log), read_log(args.other)
+        found = diff(a, b, seq_of(a, args.at), args.times)
+        print_json(found) if args.json else print(describe(found))
+        return OK if found["equal"] else FINDING
+
+    return guarded(args, look)
+
+
+def run_timeline(args: argparse.Namespace) -> int:
+    from leftfold.replay.timeline import timelines
+
+    def look() -> int:
+        found = timelines(read_log(args.log), args.rid)
+        if not found:
+            raise UsageError(f"no request {args.rid!r} in {args.log}")
+        if args.json:
+            print_json({"rid": args.rid, "choices": [line.as_dict() for line in found]})
+        else:
+            print("\n".join(line.describe() for line in found))
+        return OK
+
+    return guarded(args, look)
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    from leftfold.replay.explain import explain
+
+    def look() -> int:
+        log = read_log(args.log)
+        found = explain(log, args.rid, seq_of(log, args.at))
+        if not found.known:
+            raise UsageError(f"no request {args.rid!r} in {args.log}" + (f" up to seq {found.seq}" if args.at else ""))
+        print_json(found.as_dict()) if args.json else print(found.describe())
+        return OK
+
+    return guarded(args, look)
+
+
+def run_trace(args: argparse.Namespace) -> int:
+    from leftfold.replay.trace import write_trace
+
+    def look() -> int:
+        if args.out == "-":
+            if args.json:
+                raise UsageError("-o - writes the trace to stdout, where --json would write its object")
+            write_trace(read_log(args.log), sys.stdout.buffer)
+            return OK
+        try:
+            with open(args.out, "wb") as file:
+                count = write_trace(read_log(args.log), file)
+        except OSError as error:
+            raise UsageError(f"-o {args.out}: {error}") from error
+        if args.json:
+            print_json({"out": args.out, "events": count})
+        else:
+            print(f"{count} events written to {args.out}: open it at https://ui.perfetto.dev or chrome://tracing")
+        return OK
+
+    return guarded(args, look)
+
+
+COMMANDS: dict[str, tuple[str, Any, Any]] = {
+    "timeline": ("one request's life on one screen", _request_arguments, run_timeline),
+    "explain": ("why a request waited, gave way or ended, in a sentence per cause", _explain_arguments, run_explain),
+    "diff": ("two logs beside each other: records, answers, states", _diff_arguments, run_diff),
+    "trace": ("write a Chrome trace, for the Perfetto UI", _trace_arguments, run_trace),
+}
