@@ -121,11 +121,15 @@ class _Shrinker:
             length //= 2
 
     def _simplify(self) -> None:
-        for at, item in enumerate(list(self.items)):
-            if at < len(self.items) and self.items[at] == item:
-                for candidate in _simpler(item.event):
-                    if at < len(self.items):
-                        self._try([*self.items[:at], Item(item.t, candidate), *self.items[at + 1 :]])
+        at = 0
+        while at < len(self.items):
+            while at < len(self.items) and any(self._replace(at, event) for event in _simpler(self.items[at].event)):
+                pass
+            at += 1
+
+    def _replace(self, at: int, event: Event) -> bool:
+        same = encode(event) == encode(self.items[at].event)
+        return not same and self._try([*self.items[:at], Item(self.items[at].t, event), *self.items[at + 1 :]])
 
     def _written(self) -> list[Event]:
         """The events as a test needs them: decisions that are not to be judged are made anew there."""

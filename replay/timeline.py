@@ -112,11 +112,10 @@ def build(rid: str, moments: Iterable[Moment]) -> list[Timeline]:
     for moment in moments:
         detail = moment.detail
         if moment.what == "admit":
-            epoch = detail.get("epoch", 0)
-            for choice in range(detail.get("choices", 1)):
-                key = (moment.seq, epoch, choice)
-                newest[epoch, choice] = moment.seq
-                found[key] = Timeline(rid, epoch, choice, moment.t, detail["prompt_tokens"])
+            for number in range(detail.get("choices", 1)):
+                key = (moment.seq, detail.get("epoch", 0), number)
+                newest[key[1:]] = moment.seq
+                found[key] = Timeline(rid, *key[1:], moment.t, detail["prompt_tokens"])
                 found[key].spans.append(Span("waiting", moment.t, moment.t))
             continue
         epoch, choice = detail.get("epoch"), detail.get("choice")

@@ -17,6 +17,8 @@ from leftfold.replay.walking import walk
 
 ENGINE, SLOTS, COUNTERS = 1, 2, 3
 STEPS, REQUESTS, CONTROL = 1, 2, 3
+FRAME = len('"crc":"00000000",\n')
+"""Bytes of a record's line beside the record itself."""
 
 
 def trace_events(records: Iterable[Record]) -> Iterator[dict[str, Any]]:
@@ -69,7 +71,7 @@ class _Tracer:
 
     def take(self, seq: int, event: Event, effects: Effects, state: State) -> Iterator[dict[str, Any]]:
         self.t = event.t
-        self.bytes += len(encode(event, seq)) + len('{"crc":"00000000",') + 1
+        self.bytes += len(encode(event, seq)) + FRAME
         if isinstance(event, Tick):
             yield from self._planned(event, effects)
         elif isinstance(event, ForwardDone):

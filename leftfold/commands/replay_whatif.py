@@ -14,7 +14,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = (
         "The log's requests, when they came and as long as they were answered, through the real scheduler: as "
         "recorded, simulated with the same settings (how far to trust the rest), and with others. What a step costs "
-        "is fitted to the log's own steps. Control calls and failures are not taken over; an answer that was cut short ends there."
+        "is fitted to the log's own steps. Control calls and failures are not taken over; an answer that was cut "
+        "short ends there."
     )
     add_log(parser)
     parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", type=setting, action="append", default=[],

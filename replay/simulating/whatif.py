@@ -56,7 +56,8 @@ def recording(records: Iterable[Record]) -> Recording:
     requests: list[_Request] = []
     left_out: Counter[str] = Counter()
     config: Config | None = None
-    steps = first = last = 0
+    steps = last = 0
+    first: int | None = None
     counts: dict[str, int] = {}
     for (_, event), effects, state in walk(records):
         last, counts = event.t, state.counts
@@ -65,7 +66,7 @@ def recording(records: Iterable[Record]) -> Recording:
             if (event.rid, event.epoch) not in live:
                 live[event.rid, event.epoch] = _Request(event)
                 requests.append(live[event.rid, event.epoch])
-            first = first or event.t
+            first = event.t if first is None else first
         elif isinstance(event, Tick):
             steps += effects.plan is not None
         elif not isinstance(event, (ForwardDone, Abort, Started)):
@@ -78,6 +79,7 @@ def recording(records: Iterable[Record]) -> Recording:
                     del live[output.rid, output.epoch]
     if config is None:
         raise NotStarted("the log holds no Started")
+    first = 0 if first is None else first
     services = [service for request in requests for service in request.services.values()]
     for request in live.values():  # what still lives has no end to be compared
         left_out["unfinished requests"] += 1

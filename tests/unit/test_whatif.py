@@ -1,0 +1,120 @@
+"""What if: a log's own requests under the same and under other settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from leftfold.events import Abort, Admit, EventLog, SamplingParams
+from leftfold.executor.cost import CostModel
+from leftfold.fsm import Config
+from leftfold.replay.errors import SettingsError
+from leftfold.replay.simulating import simulate
+from leftfold.replay.simulating.fit import fit, samples_of
+from leftfold.replay.simulating.jobs import drawn_prompt, job
+from leftfold.replay.simulating.whatif import recording, what_if
+from tests.logs import CONFIG, Recorder
+
+COST = CostModel({"step": 1000.0, "row": 100.0, "token": 10.0}, "made up")
+LIMITS = Config(num_pages=60, page_size=4, max_running=4, max_batch_tokens=16, max_model_len=96)
+
+
+def captured(config: Config = LIMITS) -> EventLog:
+    log = EventLog.memory()
+    jobs = [job(f"r{n}", n * 2000, partial(drawn_prompt, 0, n, 10 + n), 10 + n, 5 + n % 7) for n in range(40)]
+    simulate(jobs, config, COST, keep=(log.append,))
+    return log
+
+
+def test_the_same_settings_give_what_was_recorded() -> None:
+    log = captured()
+    table = what_if(recording(log), COST, {})
+    assert table["recorded"] == table["simulated"] == table["changed"]
+    assert table["recorded"]["requests"] == 40 and table["recorded"]["preemptions"] >= 0
+
+
+def test_a_model_fitted_to_the_log_comes_close() -> None:
+    log = captured()
+    table = what_if(recording(log), fit(samples_of(log), "the log"), {})
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        assert table["simulated"][name]["mean"] == pytest.approx(table["recorded"][name]["mean"], rel=0.02)
+
+
+def test_other_settings_change_what_they_should() -> None:
+    table = what_if(recording(captured()), COST, {"max_running": 16, "max_batch_tokens": 64})
+    assert table["changed"]["ttft_ms"]["mean"] < table["recorded"]["ttft_ms"]["mean"]
+    assert table["changed"]["output_tokens"] == table["recorded"]["output_tokens"]
+
+
+def test_what_was_simulated_is_what_the_engine_would_have_done() -> None:
+    changed = what_if(recording(captured()), COST, {"max_running": 2})["changed"]
+    really = recording(captured(replace(LIMITS, max_running=2))).figures.as_dict()
+    assert changed == really
+
+
+def test_settings_that_cannot_be() -> None:
+    with pytest.raises(SettingsError, match="page_size"):
+        what_if(recording(captured()), COST, {"page_size": 0})
+
+
+class Story:
+    def __init__(self) -> None:
+        self.made = Recorder(EventLog.memory(), CONFIG)
+
+    def recorded(self) -> Any:
+        return recording(self.made.log)
+
+
+def test_answers_end_where_they_ended() -> None:
+    story = Story()
+    made = story.made
+    stops = SamplingParams(max_tokens=20, stop_token_ids=(14,))
+    made.take(Admit, rid="a", prompt=[1, 2, 3], params=stops)
+    made.run()
+    recorded = story.recorded()
+    length = recorded.figures.services[0].tokens
+    assert 0 < length < 20
+    assert what_if(recorded, COST, {})["changed"]["output_tokens"] == length
+
+
+def test_a_client_that_left_early_leaves_again_and_one_that_left_late_is_cut() -> None:
+    story = Story()
+    made = story.made
+    made.admit("late", [1, 2, 3], max_tokens=20)
+    made.run(4)
+    made.take(Abort, rid="late")
+    made.admit("early", [1, 2, 3], max_tokens=20)
+    made.take(Abort, rid="early")
+    made.run()
+    recorded = story.recorded()
+    early = next(one for one in recorded.jobs if one.rid.endswith("early"))
+    late = next(one for one in recorded.jobs if one.rid.endswith("late"))
+    assert early.abort_after == 10 and late.abort_after is None and late.output_tokens == 4
+    assert what_if(recorded, COST, {})["simulated"]["ended"] == {"abort": 1, "length": 1}
+
+
+def test_choices_of_unequal_length_stay_so() -> None:
+    story = Story()
+    made = story.made
+    made.take(Admit, rid="a", prompt=[1, 2, 3], params=SamplingParams(max_tokens=6, n=2))
+    made.run(3)
+    made.take(Abort, rid="a", choice=1)
+    made.run()
+    recorded = story.recorded()
+    tokens = [service.tokens for service in recorded.figures.services]
+    assert tokens[0] != tokens[1]
+    changed = what_if(recorded, COST, {})["changed"]
+    assert changed["output_tokens"] == sum(tokens)
+
+
+def test_what_is_not_taken_over_is_counted() -> None:
+    from leftfold.events import FlushCache
+
+    story = Story()
+    story.made.take(FlushCache, call="x")
+    story.made.admit("a", [1, 2])
+    story.made.run(2)
+    assert story.recorded().left_out == {"FlushCache": 1, "unfinished requests": 1}
