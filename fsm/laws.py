@@ -87,12 +87,11 @@ def _grow(state: State, slots: list[int], pages: list[int]) -> None:
         seat = by_slot[slot]
         assert seat is not None
         held = seat.pages
-        number = len(held)
         held.append(page)
-        reach = number * size + size
-        runway[slot] = reach if reach < seat.last else seat.last
+        reach, last = len(held) * size, seat.last
+        runway[slot] = reach if reach < last else last
         if seat.edge == reach:  # all before is committed; otherwise the commit that fills the page before turns to this
-            base[slot] = (page - number) * size
+            base[slot] = page * size - reach + size
     state.at_edge = [slot for slot in state.at_edge if slot not in slots] if len(slots) < len(state.at_edge) else []
 
 

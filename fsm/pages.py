@@ -74,18 +74,16 @@ class PagePool:
     def grant(self, pages: Iterable[int]) -> None:
         """Free or cached pages get their one owner; what a cached one held is dropped."""
         free, cached, refs, keys, published = self.free, self.cached, self.refs, self.keys, self.published
-        journal = self.journal
+        if self.journal is not None:
+            self.journal += [(-1, key, None) for page in pages if (key := keys[page]) is not None]
         for page in pages:
+            refs[page] = 1
             key = keys[page]
             if key is None:
                 del free[page]
             else:
-                del cached[page]
-                del published[key]
                 keys[page] = None
-                if journal is not None:
-                    journal.append((-1, key, None))
-            refs[page] = 1
+                del cached[page], published[key]
 
     def share(self, page: int) -> None:
         """One more holder of a page that the prefix cache found."""
