@@ -93,7 +93,8 @@ class LogWriter:
         self._full = full
         self._leave_note = note
         self._news: Callable[[], None] = lambda: None
-        self._queue: deque[tuple[Event, int]] = deque()
+        self._queue: deque[tuple[Event | Callable[[int, int], None], int]] = deque()
+        self._marks: deque[tuple[int, int, Callable[[int, int], None]]] = deque()
         self._next_seq, self._last_t = log.next_seq, log.last_t
         self._taken = self._handed = self._kept = 0  # weights: appended, given to the log, safe
         self._synced_at = 0.0
@@ -139,6 +140,14 @@ class LogWriter:
             self._thread.start()
         if not self._wake.is_set():
             self._wake.set()
+
+    def when_durable(self, then: Callable[[int, int], None]) -> None:
+        """Call `then`, in the writer's thread, once all that was appended by now is on disk; never if it will not be.
+
+        It gets the number and the checksum of the last record appended, which is what a snapshot is tied to.
+        """
+        if not self._ended:
+            self._queue.append((then, 0))
 
     def listen(self, news: Callable[[], None]) -> None:
         """Call `news` from now on, in the writer's thread."""
@@ -211,6 +220,7 @@ class LogWriter:
             self._wake.clear()
             self._turn()
         self._turn(last=True)
+        self._last_words()
         try:
             self._log.close()
         except Exception as error:  # `close` raises it where it is heard
@@ -221,6 +231,9 @@ class LogWriter:
         else:
             self.written = self.durable = self.appended
             self._news()
+
+    def _last_words(self) -> None:
+        """What else is to be done while the log is still ours, once all is written."""
 
     def _patience(self) -> float | None:
         """How long there is nothing to do unless something is appended."""
@@ -241,8 +254,9 @@ class LogWriter:
         before = self.safe
         try:
             self._write()
-            if self.durable < self.written and (self.strict or last or self._due()):
+            if self.durable < self.written and (self.strict or last or self._marks or self._due()):
                 self._sync()
+            self._reach_marks()
         except LogError as error:  # an earlier sync failed
             self._end(str(error))
         except OSError as error:
@@ -265,8 +279,11 @@ class LogWriter:
     def _write(self) -> None:
         queue = self._queue
         while queue:
-            event, weight = queue[0]
-            self._log.append(event)  # raises before it takes the event, so that the next try goes on with it
+            item, weight = queue[0]
+            if callable(item):
+                self._marks.append((*self._log.mark, item))
+            else:
+                self._log.append(item)  # raises before it takes the event, so that the next try goes on with it
             queue.popleft()
             self._handed += weight
         handed = self._handed
@@ -286,6 +303,14 @@ class LogWriter:
         self.syncs += 1
         if self.strict:
             self._kept = handed
+
+    def _reach_marks(self) -> None:
+        while self._marks and self._marks[0][0] <= self.durable:
+            seq, crc, then = self._marks.popleft()
+            try:
+                then(seq, crc)
+            except Exception:  # the boundary: whoever waits for a mark does not stop the log
+                logger.exception("what was to happen after record %d failed", seq)
 
     def _failed(self, reason: str) -> None:
         """A write failed; what waits will be tried again."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,9 @@ import leftfold
 from leftfold.attaching import Delivery
 from leftfold.engine import Engine
 from leftfold.errors import ConfigurationError
-from leftfold.events import EventLog, LogError, LogLocked, TornTail
-from leftfold.events.gaps import gaps, note_gap
-from leftfold.events.writer import LogWriter
+from leftfold.events import EventLog, LogError, LogLocked, SnapshotPassedOver, TornTail
+from leftfold.events.compaction import Retention
+from leftfold.events.gaps import gaps
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ExecutorError
 from leftfold.executor.models import quantized
@@ -28,12 +28,13 @@ from leftfold.executor.torch_executor import DTYPES, TorchExecutor, resolve_dtyp
 from leftfold.executor.weights import LoadedModel, load
 from leftfold.fsm import Config, ConfigError
 from leftfold.hub import ResolvedModel, resolve
-from leftfold.identity import check_beginning, identity
-from leftfold.keeping import Keeper, NoLog
+from leftfold.identity import check_beginning, check_model, identity
+from leftfold.keeping import Keeper, KeptLog, NoLog
 from leftfold.kernels.attention import SCORE_BYTES
 from leftfold.kernels.registry import KernelError, parse_overrides
 from leftfold.options import EngineOptions
 from leftfold.replay import policies
+from leftfold.replay.errors import ReplayError
 
 logger = logging.getLogger("leftfold.builder")
 
@@ -70,6 +71,7 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
     log that is in use or damaged); nothing is left half-written then.
     """
     chosen = EngineOptions.of(options)
+    _retention(chosen.log_retention)
     for name, words in CHOICES.items():
         if (value := getattr(chosen, name)) not in words:
             raise ConfigurationError(f"{name} is {value!r}: choose one of {', '.join(words)}")
@@ -139,31 +141,46 @@ def open_existing_log(options: EngineOptions, name: str, own: str) -> Keeper | N
     """
     if options.durability == "off" or not _log_path(options, name).exists():
         return None
-    log = open_log(options, name)
+    log, path = open_log(options, name), _log_path(options, name)
     try:
-        check_beginning(log, own)
-    except LogError as error:
+        with _told(path):
+            fold, records = log.begin()
+        if fold.last is not None:
+            check_model(fold.last, own)
+        elif isinstance(log, KeptLog):
+            check_beginning(log, own)
+    except (LogError, ReplayError) as error:
         log.close()
-        raise ConfigurationError(f"the log {_log_path(options, name)} cannot be read: {error}") from error
+        raise ConfigurationError(f"the log {path} cannot be read: {error}") from error
     except ConfigurationError:
         log.close()
         raise
     return log
 
 
+@contextmanager
+def _told(path: Path) -> Iterator[None]:
+    """What a log warns of (a torn tail, a snapshot that is passed over) is logged."""
+    with warnings.catch_warnings(record=True) as caught:
+        for kind in (TornTail, SnapshotPassedOver):
+            warnings.simplefilter("always", kind)
+        yield
+    for warning in caught:
+        logger.warning("%s: %s", path, warning.message)
+
+
 def _log_path(options: EngineOptions, name: str) -> Path:
     return Path(options.log_dir) if options.log_dir is not None else Path("logs") / name
 
 
-def open_log(options: EngineOptions, name: str) -> NoLog | LogWriter:
+def open_log(options: EngineOptions, name: str) -> NoLog | KeptLog:
     """The log that the options ask for; a torn tail is cut off and said so, as is a gap. Raises ConfigurationError."""
     if options.durability == "off":
         return NoLog()
     path = _log_path(options, name)
     try:
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always", TornTail)
-            log = EventLog.open(path)
+        with _told(path):
+            log = EventLog.open(path, segment_bytes=options.log_segment_bytes)
         missing = [gap for gap in gaps(path) if gap.seq >= log.next_seq - 1]
     except LogLocked as error:
         raise ConfigurationError(str(error)) from error
@@ -172,11 +189,22 @@ def open_log(options: EngineOptions, name: str) -> NoLog | LogWriter:
             logger.error("the log %s cannot be opened, so none is kept: %s", path, error)
             return NoLog(f"{path} cannot be opened: {error.strerror or error}")
         raise ConfigurationError(f"the log {path} cannot be opened: {error}") from error
-    for warning in caught:
-        logger.warning("%s: %s", path, warning.message)
     for gap in missing:
         logger.warning("%s: an engine went on without its log after record %d: %s", path, gap.seq, gap.reason)
-    return LogWriter(log, strict=options.durability == "strict", note=partial(note_gap, path))
+    return KeptLog(
+        log,
+        path,
+        snapshot_every=options.snapshot_every,
+        retention=_retention(options.log_retention),
+        strict=options.durability == "strict",
+    )
+
+
+def _retention(text: str) -> Retention:
+    try:
+        return Retention.parse(text)
+    except ValueError as error:
+        raise ConfigurationError(f"log_retention: {error}") from error
 
 
 def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) -> Config:

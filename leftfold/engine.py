@@ -174,7 +174,10 @@ class Engine:
 
     def _fold_log(self) -> None:
         try:
-            for record in self.log:
+            self._fold, records = self.log.begin()
+            if self._fold.last is not None:
+                check_model(self._fold.last, self.model)
+            for record in records:
                 check_model(record.event, self.model)
                 self._fold.take(record.seq, record.event)
         except ReducerFault as fault:
@@ -203,6 +206,8 @@ class Engine:
             return
         self._closed = True
         self._worker.close(timeout)
+        if self.state is not None and not self.fault:
+            self.log.snapshot(self._fold)
         try:
             self.log.close(SAVE_SECONDS)
         except (OSError, LogError) as error:
@@ -221,6 +226,8 @@ class Engine:
                 if self.state is not None and self.state.gate is Gate.STOPPED:
                     self._stopping = True
                 self._again = self._may_plan() and self._tick()
+                if not self.fault and self.log.snapshot_due(self._fold.seq):
+                    self.log.snapshot(self._fold)
         finally:
             self._commit()
             self._emit()

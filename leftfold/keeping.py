@@ -3,10 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 from leftfold.events import Event, EventLog, ForwardDone, Record, Tick, encode
-from leftfold.events.writer import Failure
+from leftfold.events.compaction import Retention
+from leftfold.events.gaps import note_gap
+from leftfold.events.writer import Failure, LogWriter
+from leftfold.replay.fold import Fold
+from leftfold.replay.snapshots import begin, capture
+from leftfold.upkeep import Upkeep
+
+SNAPSHOT_EVERY = 20_000
+"""Events between two snapshots: as many as are folded in about a second."""
+KEEP_ALL = Retention()
+SAVE_SECONDS = 5.0
+"""How long a stop waits for its snapshot; without it the next start folds more of the log."""
 
 
 class Keeper(Protocol):
@@ -50,8 +63,14 @@ class Keeper(Protocol):
     def close(self, timeout: float | None = None) -> None:
         """Keep the rest and let go. Raises `OSError`, `LogError` when something may be lost."""
 
-    def __iter__(self) -> Iterator[Record]:
-        """What was kept before."""
+    def begin(self) -> tuple[Fold, Iterator[Record]]:
+        """A fold of what was kept before, as far as a snapshot has it, and the records that are still to be taken."""
+
+    def snapshot_due(self, seq: int) -> bool:
+        """Whether `snapshot` should be called after event `seq`."""
+
+    def snapshot(self, fold: Fold) -> None:
+        """Keep what the fold is after the last event that was appended, so that a start need not fold all of them."""
 
 
 class _AtOnce:
@@ -66,6 +85,12 @@ class _AtOnce:
 
     def abandon(self, reason: str) -> None:
         pass  # nothing is tried again
+
+    def snapshot_due(self, seq: int) -> bool:
+        return False
+
+    def snapshot(self, fold: Fold) -> None:
+        pass  # all is folded again, if there is anything
 
 
 class NoLog(_AtOnce):
@@ -93,8 +118,8 @@ class NoLog(_AtOnce):
     def close(self, timeout: float | None = None) -> None:
         pass  # nothing is kept
 
-    def __iter__(self) -> Iterator[Record]:
-        return iter(())
+    def begin(self) -> tuple[Fold, Iterator[Record]]:
+        return Fold(), iter(())
 
 
 class InPlace(_AtOnce):
@@ -117,8 +142,69 @@ class InPlace(_AtOnce):
         self._log.close()
         self.safe = self._log.next_seq - 1
 
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self._log)
+    def begin(self) -> tuple[Fold, Iterator[Record]]:
+        return begin(self._log)
+
+
+class KeptLog(LogWriter):
+    """A log with its own thread, and in a directory all that lies beside it: snapshots, compressed segments, notes.
+
+    `snapshot_every`: events between two snapshots, 0 for none. `options`: those of `LogWriter`.
+    """
+
+    def __init__(
+        self,
+        log: EventLog,
+        directory: Path | None = None,
+        *,
+        snapshot_every: int = SNAPSHOT_EVERY,
+        retention: Retention = KEEP_ALL,
+        **options: Any,
+    ) -> None:
+        if directory is not None:
+            options.setdefault("note", partial(note_gap, directory))
+        super().__init__(log, **options)
+        self._every = snapshot_every if directory is not None else 0
+        self._upkeep = None if directory is None else Upkeep(directory, retention)
+        self._begun: tuple[Fold, Iterator[Record]] | None = None
+        self._newest = max(log.snapshots(), default=0)
+        self._working = False
+
+    def begin(self) -> tuple[Fold, Iterator[Record]]:
+        """See `Keeper`; the same each time, until something is appended. Raises `NotStarted`, warns as snapshots do."""
+        if self._begun is None:
+            self._begun = begin(self._log)
+        return self._begun
+
+    def append(self, event: Event) -> int:
+        self._begun = None
+        return super().append(event)
+
+    def snapshot_due(self, seq: int) -> bool:
+        return 0 < self._every <= seq - self._newest and self.failure is None
+
+    def snapshot(self, fold: Fold) -> None:
+        if not self._every or self.failure is not None or fold.seq <= self._newest:
+            return
+        taken = capture(fold)
+        self._newest = fold.seq
+
+        def save(seq: int, crc: int) -> None:
+            if seq == taken.seq and self._upkeep is not None:  # else the fold stopped short of the log's end
+                self._upkeep.save(taken, crc)
+
+        self.when_durable(save)
+
+    def commit(self) -> None:
+        if not self._working:
+            self._working = True
+            if self._upkeep is not None:
+                self._upkeep.start()
+        super().commit()
+
+    def _last_words(self) -> None:
+        if self._upkeep is not None:
+            self._upkeep.close(SAVE_SECONDS)
 
 
 def keeper(log: EventLog | Keeper) -> Keeper:
@@ -126,4 +212,4 @@ def keeper(log: EventLog | Keeper) -> Keeper:
     return InPlace(log) if isinstance(log, EventLog) else log
 
 
-__all__ = ["InPlace", "Keeper", "NoLog", "keeper"]
+__all__ = ["SNAPSHOT_EVERY", "InPlace", "Keeper", "KeptLog", "NoLog", "keeper"]

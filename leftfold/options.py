@@ -16,6 +16,8 @@ class EngineOptions:
     executor. `growth_horizon`: tokens of growth that admission leaves room for, per row that runs. `durability`:
     nothing is told before its event is on disk ("strict"), or with the operating system and synced soon ("async"), or
     no log is kept ("off"). `on_log_failure`: "stop" admitting while the log cannot be written, or "serve" on.
+    `log_segment_bytes`: size at which a segment is closed. `log_retention`: how much of the log is kept beyond what a
+    recovery needs, such as "7d" or "10GiB"; "none": everything. `snapshot_every`: events between snapshots, 0 for none.
     `resume`: requests that were live when the log ended go on; else they are aborted at the start. `quantization`:
     "int8", "none", or "auto": int8 on a CPU for files that are quantized already. `log_logprobs`: scores that clients
     were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU.
@@ -43,6 +45,9 @@ class EngineOptions:
     kernels: str | None = None
     durability: str = "async"
     on_log_failure: str = "stop"
+    log_segment_bytes: int = 64 << 20
+    log_retention: str = "none"
+    snapshot_every: int = 20_000
     resume: bool = True
     log_logprobs: bool = False
 

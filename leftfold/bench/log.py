@@ -22,8 +22,7 @@ from typing import Any
 from leftfold.bench import control
 from leftfold.commands.common import OK, Parser, UsageError, positive, print_json
 from leftfold.events import Event, EventLog
-from leftfold.events.writer import LogWriter
-from leftfold.keeping import Keeper, NoLog
+from leftfold.keeping import Keeper, KeptLog, NoLog
 
 MODES = ("off", "async", "strict")
 EXECUTOR_SECONDS = 0.001
@@ -108,7 +107,7 @@ def _medians(each: dict[str, list[float]]) -> dict[str, float]:
 @contextmanager
 def keeper(mode: str, folder: Path) -> Iterator[Keeper]:
     """A log of this durability, closed at the end."""
-    log: Keeper = NoLog() if mode == "off" else LogWriter(EventLog.open(folder), strict=mode == "strict")
+    log: Keeper = NoLog() if mode == "off" else KeptLog(EventLog.open(folder), strict=mode == "strict")
     try:
         yield log
     finally:

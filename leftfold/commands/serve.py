@@ -33,6 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
     _add(log, "--durability", choices=("off", "async", "strict"), help="what is kept before it is told (async)")
     _add(log, "--on-log-failure", choices=("stop", "serve"), help="stop admitting (default), or go on without a log")
+    _add(log, "--log-segment-bytes", type=segment, metavar="SIZE", help="size at which a segment is closed (64MiB)")
+    _add(log, "--log-retention", type=retention, metavar="AGE|SIZE", help="how much is kept, 7d or 10GiB (all)")
+    _add(log, "--snapshot-every", type=natural, metavar="EVENTS", help="events between snapshots (20000; 0: none)")
     _add(log, "--resume", type=yes_or_no, metavar="yes|no", help="go on with live requests of the log (yes)")
     _add(log, "--log-logprobs", action="store_true", help="keep the logprobs that clients were told in the log, too")
     _add(log, "--shutdown-timeout", type=seconds, metavar="SECONDS", help="time to drain on a stop (2)")
@@ -89,6 +92,25 @@ def policy(text: str) -> str:
         return load(text)
     except PolicyError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def segment(text: str) -> int:
+    """The size of a segment; a tiny one would be a file per record."""
+    value = size(text)
+    if value < 4096:
+        raise argparse.ArgumentTypeError(f"{text!r} is less than a segment should have: give at least 4KiB")
+    return value
+
+
+def retention(text: str) -> str:
+    """How much of a log is kept."""
+    from leftfold.events.compaction import Retention
+
+    try:
+        Retention.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
 
 
 def yes_or_no(text: str) -> bool:

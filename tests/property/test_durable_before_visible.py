@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from leftfold.events import Event, EventLog, Plan, Tick, encode
 from leftfold.events.stores import MemoryStore
-from leftfold.events.writer import LogWriter
 from leftfold.fsm import Output
+from leftfold.keeping import KeptLog
 from leftfold.replay.fold import Fold
 from leftfold.replay.verify import verify
 from tests.disks import Disk
@@ -79,7 +79,7 @@ class Doubter(Listener):
 
 def serve(disk: Slow, requests: list[tuple[int, int]], depth: int) -> Doubter:
     heard = Doubter(disk, len(requests))
-    log = LogWriter(EventLog(store=disk), strict=True, seconds=0.0, retry=0.001)
+    log = KeptLog(EventLog(store=disk), strict=True, seconds=0.0, retry=0.001)
     made = engine(heard, log=log, config=replace(CONFIG, pipeline_depth=depth))
     for number, (prompt, count) in enumerate(requests):
         admit(made, f"r{number}", range(prompt), max_tokens=count)

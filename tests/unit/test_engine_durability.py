@@ -11,14 +11,15 @@ import pytest
 from leftfold.engine import Engine
 from leftfold.events import Abort, Admit, EventLog, ForwardDone, Pause, Started
 from leftfold.events.stores import MemoryStore
-from leftfold.events.writer import Bounds, LogWriter
+from leftfold.events.writer import Bounds
+from leftfold.keeping import KeptLog
 from leftfold.replay.verify import verify
 from tests.disks import Disk
 from tests.engines import Listener, Spied, admit, alone, engine
 
 
-def writer(disk: MemoryStore, strict: bool = True, **options: Any) -> LogWriter:
-    return LogWriter(EventLog(store=disk), **{"strict": strict, "seconds": 0.0, "retry": 0.001, **options})
+def writer(disk: MemoryStore, strict: bool = True, **options: Any) -> KeptLog:
+    return KeptLog(EventLog(store=disk), **{"strict": strict, "seconds": 0.0, "retry": 0.001, **options})
 
 
 class Heard(Listener):
