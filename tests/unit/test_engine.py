@@ -364,7 +364,8 @@ def test_a_value_that_no_record_can_hold_is_refused_alone(log: Any) -> None:
     made.run()
     assert listener.end("bad").error["code"] == "invalid"
     assert listener.tokens("good") == alone()
-    assert "bad" not in [event.rid for _, event in log if isinstance(event, Admit)]
+    if isinstance(log, EventLog):
+        assert [event.rid for _, event in log if isinstance(event, Admit)] == ["good"]
 
 
 @pytest.mark.parametrize("failing", ["append", "flush"])
