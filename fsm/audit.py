@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leftfold.fsm.errors import InvariantViolation
+from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.prefix import extend_keys, page_key
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def _check_lines(state: State) -> None:
             _fail(f"live request {key} has a seat that is not in the rows")
         by_rid.setdefault(request.rid, []).append(request)
         tenants[request.tenant] = tenants.get(request.tenant, 0) + 1
+        if request.phase is Phase.WAITING and len(request.tokens) > request.prompt_len:
+            _fail(f"live request {key} waits as if it had never run, and has tokens")
         newest = state.requests.get(request.rid)
         if newest is None or newest.rid != request.rid:
             _fail(f"live request {request.key} is not found under its rid, but {newest and newest.key}")

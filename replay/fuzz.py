@@ -18,6 +18,7 @@ from typing import Any
 
 from leftfold.replay.fuzzing import PROFILES, Run, Tally, fuzz, shrink, source_of, write_log, write_test
 from leftfold.replay.fuzzing.report import events_of
+from leftfold.replay.mutants import command as mutants
 
 SHRINK_SECONDS = 20.0
 DEFAULT_SECONDS = 60.0
@@ -36,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="where the test of a finding is written (default %(default)s)")  # fmt: skip
     parser.add_argument("--log-dir", type=Path, metavar="DIR", default=Path("logs/fuzz"),
                         help="where the log of a finding is written, as a folder (default %(default)s)")  # fmt: skip
+    parser.add_argument("--mutants", action="store_true",
+                        help="plant each fault of tests/mutants and tell whether and how fast it is caught "
+                             "(within --seconds each, default 60)")  # fmt: skip
+    parser.add_argument("--only", action="append", default=[], metavar="NAME",
+                        help="with --mutants: this one, or those of this class, or *…* (may be repeated)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -47,6 +53,8 @@ def run(args: argparse.Namespace) -> int:
     """Fuzz, shrink what was found, report; 0 if nothing was found, else 1."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     commit = commit_of(Path(__file__).resolve())
+    if args.mutants or args.only:
+        return mutants.run(args.only, args.seconds, seed, commit, args.json)
     if not args.json:
         print(f"seed {seed}, profile {args.profile}, commit {commit or 'unknown'}", flush=True)
     gc.freeze()  # what is there stays; what runs leave behind is looked for more seldom than usual

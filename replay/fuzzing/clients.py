@@ -19,12 +19,12 @@ class Client:
 
     `tokens`: what the oracle says it gets (int ids, from the first generated one); `heard`: how many came; `limit`:
     tokens, prompt included, at which it ends; `serial`: how many were admitted before; `deadline_at`,
-    `queue_deadline_at`: absolute µs, 0 for none.
+    `queue_deadline_at`: absolute µs, 0 for none; `priority`, `tenant`, `salt`, `cache`: as it asked.
     """
 
     __slots__ = (
-        "deadline_at", "failures", "heard", "key", "limit", "min_tokens", "preemptions", "prompt", "queue_deadline_at",
-        "serial", "stops", "tokens",
+        "cache", "deadline_at", "failures", "heard", "key", "limit", "min_tokens", "preemptions", "priority", "prompt",
+        "queue_deadline_at", "salt", "serial", "stops", "tenant", "tokens",
     )  # fmt: skip
 
     def __init__(
@@ -42,11 +42,19 @@ class Client:
         self.queue_deadline_at = 0
         self.preemptions = 0
         self.failures = 0
+        self.priority = 0
+        self.tenant = self.salt = ""
+        self.cache = "use"
 
     @property
     def known(self) -> int:
         """Tokens it has, its prompt included."""
         return len(self.prompt) + self.heard
+
+    @property
+    def context(self) -> list[int]:
+        """Its prompt and all that it gets; of that, `known` tokens are there."""
+        return [*self.prompt, *self.tokens]
 
     def due(self) -> int:
         """The next of its deadlines (0: none)."""

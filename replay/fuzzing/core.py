@@ -9,15 +9,19 @@ from typing import Any
 
 from leftfold.events import Call, ControlDone, Event, ExecutionPlan, ForwardDone, Plan, Tick, UpdateWeights
 from leftfold.events.codec import plan_json
+from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, step
 from leftfold.replay.fuzzing.audience import Audience
+from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
-from leftfold.replay.fuzzing.looks import check_plan, check_reasons
+from leftfold.replay.fuzzing.looks import check_plan, check_reasons, client_in
+from leftfold.replay.fuzzing.provenance import Provenance
 from leftfold.replay.fuzzing.router import Router
+from leftfold.replay.fuzzing.turns import FOR_EVER, Shares, Turns
 
 
 class Core:
@@ -50,6 +54,10 @@ class Core:
         self._late: list[ControlDone] = []  # ends of operations that are told later than their step's
         self.verbs: list[str] = []  # calls that took effect
         self.steps_done = 0
+        self.pages = Provenance()
+        self.turns = Turns()
+        self.shares = Shares() if self.first_config.policy == "fair" else None
+        self.apart: dict[Client, int] = {}  # who runs alone, and up to where
 
     @property
     def config(self) -> Config:
@@ -96,6 +104,7 @@ class Core:
     def _flushed(self) -> None:
         """Nothing that was cached may be found any more."""
         self.desk.flushed = False
+        self.pages.outdate()
         if self.state.pool.published:
             raise Violation("flush", f"{len(self.state.pool.published)} pages can be found after a flush")
         if self.router is not None:
@@ -157,10 +166,17 @@ class Core:
         if plan is None:
             self._idle()
             return
-        if plan.join:
+        if plan.join or plan.preempt:
+            line = [client for key, client in self.clients.items() if self.state.live[key].seat is None]
+            line = [client for client in line if self.desk.may_run(client)]
+            self.turns.look(self.state, self.config.policy, plan, self.clients, line)
             self._joining(plan)
+        for slots, pages in plan.grow:
+            self._growing(as_list(slots), as_list(pages))
         if plan.ops or self.desk.closing_at:
             self.desk.tick(plan, self.t, len(self.flights))
+        if plan.ops and self.desk.takes_rows() and not len(self.state.running()) <= len(plan.preempt) + len(plan.ends):
+            raise Violation("control", f"{plan} takes the K/V of rows that keep their pages")
         self._fold(Tick(t=self.t, plan=plan), plan)
 
     def _decide_aloud(self, plan: Plan | None) -> None:
@@ -177,6 +193,13 @@ class Core:
             if not self.desk.may_run(client):
                 raise Violation("gate", f"{client.key} joins although the drain is not for it")
             client.queue_deadline_at = 0
+            self.pages.join(join, client, self.config.page_size, self.config.prefix_cache)
+
+    def _growing(self, slots: Sequence[int], pages: Sequence[int]) -> None:
+        for slot, page in zip(slots, pages, strict=True):
+            seat = self.state.by_slot[slot]
+            assert seat is not None
+            self.pages.grant([page], self.clients[seat.request.key], len(seat.pages))
 
     def _idle(self) -> None:
         """Nothing was decided: there was nothing to do, and the empty `Tick` changes nothing."""
@@ -201,10 +224,18 @@ class Core:
         if (desk.gate is not Gate.RUNNING or desk.queue or not desk.present or desk.asleep) and not desk.passes():
             if len(plan.rows):
                 raise Violation("gate", f"step {plan.step} has rows behind gate {desk.gate}, {desk.queue} waits")
+        if self.apart and len(plan.rows) > 1:
+            self._run_apart(plan)
         self.flights.append(plan)
         self.steps_done += 1
         if self.steps_done % self.rigour == 0:
             check_plan(self.state, self.config, self.clients, plan)
+
+    def _run_apart(self, plan: ExecutionPlan) -> None:
+        for row in plan.rows:
+            client = client_in(self.state, self.clients, row.slot)
+            if client in self.apart:
+                raise Violation("apart", f"step {plan.step} has {len(plan.rows)} rows, one of them of {row.rid!r}")
 
     def done(self, late: bool = False, refuse: bool = False) -> None:
         """The oldest step in flight ends well; what was voided before it is reported first.
@@ -225,7 +256,17 @@ class Core:
             for end in () if late else ends:
                 self._control_done(end)
         self.flights.popleft()
+        if self.shares is not None:
+            self.shares.done(self.state, self.clients, plan)
+        if self.apart:
+            self._get_past(plan)
         self._fold(ForwardDone(t=self.t, step=plan.step, tokens=result.tokens, digest=result.digest))
+
+    def _get_past(self, plan: ExecutionPlan) -> None:
+        for row in plan.rows:
+            client = client_in(self.state, self.clients, row.slot)
+            if client is not None and self.apart.get(client, FOR_EVER) <= row.start + row.length:
+                del self.apart[client]
 
     def _execute(self, plan: ExecutionPlan) -> Result:
         result = self.device.execute(plan)

@@ -102,6 +102,13 @@ class Desk:
             return False
         return not flights if self.queue[0].barrier else flights <= self.config.pipeline_depth
 
+    def takes_rows(self) -> bool:
+        """Whether the operation at the head of the queue takes the K/V of all rows with it."""
+        event = self.queue[0].event
+        return (isinstance(event, Sleep) and "kv" in event.tags) or (
+            isinstance(event, UpdateWeights) and event.live == "recompute"
+        )
+
     # Events, before they are folded
 
     def post(self, event: Any, serial: int) -> None:

@@ -139,6 +139,9 @@ class DurableWorld(World):
         self.flights.clear()
         self._voided.clear()
         self._late.clear()
+        self.apart.clear()
+        if self.shares is not None:
+            self.shares.forget()
         config = self.config
         self.device = Device(config.num_pages, config.page_size, self.vocab)
         self.check_effects()

@@ -49,18 +49,20 @@ def check_plan(state: State, config: Config, clients: Mapping[Key, Client], plan
         client = client_in(state, clients, row.slot)
         if client is None or client.key[::2] != (row.rid, row.choice) or row.length > config.chunk:
             raise Violation("limits", f"step {plan.step} computes {row.length} tokens of {row.rid!r} ({client})")
-        _check_row(state, client, row)
+        _check_row(state, config, client, row)
         if len(rows) > 1 and client.key in state.suspects:
             raise Violation("apart", f"step {plan.step} computes {len(rows)} rows, one of them of {client.key}")
 
 
-def _check_row(state: State, client: Client, row: Row) -> None:
+def _check_row(state: State, config: Config, client: Client, row: Row) -> None:
     context, end = [*client.prompt, *client.tokens], row.start + row.length
     told = bool(row.tokens) or len(state.in_flight) == 1  # else an earlier step, still in flight, brings the input
     if end >= client.limit or (told and list(row.tokens) != context[row.start : end]):
         raise Violation("input", f"{row.rid!r} computes {row.tokens} from {row.start}, its limit is {client.limit}")
     if row.samples != (end >= client.known):
         raise Violation("input", f"{row.rid!r} has {client.known} tokens, computes up to {end}: samples {row.samples}")
+    if len(row.pages) != -(-end // config.page_size):
+        raise Violation("pages", f"{row.rid!r} computes up to {end} on pages {row.pages}")
     committed = min(row.start, int(state.columns.computed[row.slot]))
     mirrored = state.pool.tokens[list(row.pages)].reshape(-1)[:committed].tolist()
     if mirrored != context[:committed]:

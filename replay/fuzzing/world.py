@@ -50,6 +50,7 @@ class World(Core):
         self.serial = 0
         self.calls = 0
         self._originals: list[tuple[State, str]] = []
+        self._findable: Mapping[bytes, int] = {}  # what a start must leave
 
     def perform(self, command: Command) -> None:
         """Carry out one command. Raises `Violation`, or whatever the reducer raises."""
@@ -95,9 +96,12 @@ class World(Core):
             client = Client((rid, epoch, choice), self.serial, prompt, tokens, params, limit)
             client.deadline_at = self.t + deadline if deadline else 0
             client.queue_deadline_at = self.t + queue_deadline if queue_deadline else 0
+            client.priority, client.tenant, client.salt, client.cache = priority, tenant, salt, cache
             self.audience.add(client)
             self.serial += 1
         self._fold(event)
+        if self.shares is not None:
+            self.shares.arrived(self.state, tenant, n)
 
     def odd_admit(self, kind: str) -> None:
         """A request that is refused whatever the configuration."""
@@ -194,9 +198,18 @@ class World(Core):
         self.flights.clear()
         self.desk.failed([op.op for flight in later for op in flight.plan.ops if isinstance(op, Control)])
         error = {"text": "planted", "retry": retry, "rows": list(rows), **({"apart": True} if apart else {})}
+        if apart:
+            self._set_apart(plan, blamed)
         self._fold(ForwardDone(t=self.t, step=plan.step, error=error, digest=result.digest))
         for flight in later:
             self._void(flight)
+
+    def _set_apart(self, plan: ExecutionPlan, blamed: Sequence[Client | None]) -> None:
+        """Whoever goes on runs alone until it is past this step."""
+        for row in plan.rows:
+            client = client_in(self.state, self.clients, row.slot)
+            if client is not None and client not in blamed and client.failures < LONE_FAILURES:
+                self.apart[client] = row.start + row.length
 
     def _void(self, plan: ExecutionPlan) -> None:
         """The executor applies the deltas of a voided step and computes nothing."""
@@ -282,14 +295,27 @@ class World(Core):
         if config != self.config:
             self.device = Device(config.num_pages, config.page_size, self.vocab)
             self._shrink_limits(config)
+        self._keep("device" in kept and config == self.config)
         version = self.desk.version
         self.desk.started(config, "weights" in kept)
         self.device.restart("device" in kept, self.desk.version)
         if self.desk.version != version:
             self._say_anew(self.desk.version)
         self._fold(Started(t=self.t, incarnation=self.incarnation, config=raw, kept=tuple(kept)))
+        self._kept()
         self._lost(ends)
         self.check_effects()
+
+    def _keep(self, whole: bool) -> None:
+        """What can be found is to be found after the start, if the executor says so, and nothing else."""
+        self._findable = self.state.pool.published.copy() if whole else {}
+        if not whole:
+            self.pages.lose()
+
+    def _kept(self) -> None:
+        found = self.state.pool.published
+        if found != self._findable:
+            raise Violation("kept", f"{found} can be found after a start, expected {self._findable}")
 
     def _shrink_limits(self, config: Config) -> None:
         for client in self.clients.values():
@@ -330,6 +356,8 @@ class World(Core):
         check_rest(self.state)
         if len(self.desk.answered) != self.desk.posted:
             raise Violation("ack", f"{self.desk.posted} calls were made, {len(self.desk.answered)} answered")
+        if self.shares is not None:
+            self.shares.compare(self.state)
         for original, digest in self._originals:
             if original.digest() != digest:
                 raise Violation("copy", "an original changed with its copy")

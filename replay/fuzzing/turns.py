@@ -1,0 +1,116 @@
+"""Whose turn is it: the order in which requests join and give way, by the clients' own accounts of the policies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from leftfold.events import ExecutionPlan, Plan
+from leftfold.fsm import State
+from leftfold.replay.fuzzing.clients import Client, Key
+from leftfold.replay.fuzzing.errors import Violation
+from leftfold.replay.fuzzing.looks import client_in
+
+FOR_EVER = 1 << 62
+ALWAYS_PATIENT = 64
+"""So often is a request overtaken by later ones at most; then it is its turn whatever the policy says."""
+
+Place = tuple[int, ...]
+PLACES: Mapping[str, Callable[[Client], Place]] = {
+    "fcfs": lambda client: (client.serial,),
+    "priority": lambda client: (-client.priority, client.serial),
+    "sjf": lambda client: (client.limit, client.serial),
+    "edf": lambda client: (client.deadline_at or FOR_EVER, client.serial),
+}
+"""Policies that rank: who has the smallest place is next, and gives way last."""
+
+
+class Turns:
+    """`joins`: how many joins there were; below `ALWAYS_PATIENT` nobody's patience can be at an end."""
+
+    def __init__(self) -> None:
+        self.joins = 0
+
+    def look(
+        self, state: State, policy: str, plan: Plan, clients: Mapping[Key, Client], line: Sequence[Client]
+    ) -> None:
+        """Before `plan` is applied; `line`: who waits and may run. Raises `Violation`."""
+        over = {(end.rid, end.epoch, end.choice) for end in plan.ends}
+        if plan.preempt and not plan.ops:
+            self._look_at_victims(state, policy, plan, clients, [client for client in line if client.key not in over])
+        if not plan.join:
+            return
+        self.joins += len(plan.join)
+        if self.joins >= ALWAYS_PATIENT or state.suspects:
+            return
+        joined = [clients[join.rid, join.epoch, join.choice] for join in plan.join]
+        keys = [client.key for client in joined]
+        left = [client for client in line if client.key not in over and client.key not in keys and not client.key[2]]
+        if left and policy in PLACES:
+            place = PLACES[policy]
+            last, best = max(joined, key=place), min(left, key=place)
+            if place(last) > place(best):
+                raise Violation("order", f"{last.key} joins before {best.key}, whose turn it is by {policy}")
+        elif left and policy == "lpm":
+            self._look_at_prefixes(state, joined[0], left)
+        elif left and policy == "fair":
+            self._look_at_shares(state, joined[0], left)
+
+    def _look_at_victims(
+        self, state: State, policy: str, plan: Plan, clients: Mapping[Key, Client], line: Sequence[Client]
+    ) -> None:
+        """Whoever has the best place of those that run stays, and nobody gives way in vain."""
+        place = PLACES.get(policy, PLACES["fcfs"])
+        rows = {seat.slot: clients[seat.request.key] for seat in state.running()}
+        victims = [rows[slot] for slot in plan.preempt]
+        best = min(rows.values(), key=place)
+        if policy != "priority" and best in victims:
+            raise Violation("victim", f"{best.key} gives way, which has the best place of all rows")
+        if policy != "priority" or len(state.at_edge) > state.pool.usable:
+            return
+        for victim in victims:
+            if not any(client.priority > victim.priority for client in line):
+                raise Violation("victim", f"{victim.key} gives way to nobody of a higher class")
+        if not state.in_flight and not state.prefilling and not plan.join:
+            raise Violation("victim", f"{[victim.key for victim in victims]} give way, and nobody joins")
+
+    def _look_at_prefixes(self, state: State, first: Client, left: Iterable[Client]) -> None:
+        found = {client.key: state.cached_pages(state.live[client.key]) for client in (first, *left)}
+        if found[first.key] < max(found.values()):
+            raise Violation("order", f"{first.key} joins first, found in the cache are {found} pages")
+
+    def _look_at_shares(self, state: State, first: Client, left: Iterable[Client]) -> None:
+        served = state.served_tokens()
+        shares = {client.key: served.get(client.tenant, 0) for client in (first, *left)}
+        if shares[first.key] > min(shares.values()):
+            raise Violation("order", f"{first.key} joins first, its tenant and others were served {shares} tokens")
+
+
+class Shares:
+    """What was computed for each tenant at least: the counters of a fair policy may be lifted, never lowered."""
+
+    def __init__(self) -> None:
+        self.computed: dict[str, int] = {}
+
+    def forget(self) -> None:
+        """Some of what was counted may never have been."""
+        self.computed.clear()
+
+    def done(self, state: State, clients: Mapping[Key, Client], plan: ExecutionPlan) -> None:
+        """A step's result is about to be committed."""
+        for row in plan.rows:
+            client = client_in(state, clients, row.slot)
+            if client is not None:
+                self.computed[client.tenant] = self.computed.get(client.tenant, 0) + row.length
+
+    def arrived(self, state: State, tenant: str, choices: int) -> None:
+        """A request was admitted: a tenant that had none has not been served less than all others that have work."""
+        served, live = state.tenants.served, state.tenants.live
+        others = [served[other] for other in live if other != tenant]
+        if live.get(tenant) == choices and others and served[tenant] < min(others):
+            raise Violation("fair", f"{tenant!r} comes back with {served[tenant]}, others have {others}")
+
+    def compare(self, state: State) -> None:
+        """When nothing lives. Raises `Violation`."""
+        served = state.tenants.served
+        if any(served.get(tenant, 0) < count for tenant, count in self.computed.items()):
+            raise Violation("fair", f"{self.computed} tokens were computed, counted are {served}")

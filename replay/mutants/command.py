@@ -1,0 +1,106 @@
+"""`leftfold fuzz --mutants`: plant each fault of the catalogue, fuzz, and tell whether and how fast it was caught."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from leftfold.replay.mutants.catalogue import PACKAGE, CatalogueError, Mutant, chosen, home, read
+
+LIMIT_SECONDS = 60.0
+PATIENCE = 20
+"""A trial that gives no answer within so many times its limit, by the clock on the wall, is ended."""
+
+
+def run(only: Sequence[str], seconds: float | None, seed: int, commit: str | None, as_json: bool) -> int:
+    """Print a table or one JSON object; 0 when every fault was caught, 1 when one was not, 2 without a catalogue."""
+    try:
+        mutants = read(home())
+        mutants = chosen(mutants, only) if only else mutants
+        for mutant in mutants:
+            mutant.planted()
+    except CatalogueError as error:
+        print(f"leftfold fuzz: {error}", file=sys.stderr)
+        return 2
+    if not as_json:
+        print(f"seed {seed}, commit {commit or 'unknown'}", flush=True)
+    limit = LIMIT_SECONDS if seconds is None else seconds
+    rows: list[dict[str, Any]] = []
+    for mutant in mutants:
+        rows.append({"name": mutant.name, **tried(mutant, seed, limit)})
+        if not as_json:
+            print(_line(mutant, rows[-1]), flush=True)
+    if as_json:
+        print(json.dumps(_summary(rows, seed, commit)))
+    else:
+        _tell(rows)
+    return 0 if all(row["caught"] for row in rows) else 1
+
+
+def tried(mutant: Mutant, seed: int, seconds: float, out: str | None = None) -> dict[str, Any]:
+    """Whether the fuzzer catches `mutant`, and after how many seconds of processor time; why it could not be tried.
+
+    `out`: a folder for the test of what was found, made small.
+    """
+    answer = trial(mutant, seed=seed, seconds=seconds, out=out, profile=mutant.profile)
+    if "error" not in answer and not answer["planted"]:
+        answer["error"] = f"{mutant.module} plays no part in a run"
+    if "error" in answer:
+        return {"caught": False, "seconds": 0.0, "runs": 0, "steps": 0, **answer}
+    return answer
+
+
+def trial(mutant: Mutant | None, **job: Any) -> dict[str, Any]:
+    """Do a job in an interpreter of its own, with the fault planted (None: none); its answer."""
+    if mutant is not None:
+        job |= {"name": mutant.name, "module": mutant.module, "source": mutant.planted(), "origin": str(PACKAGE / mutant.file)}
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-m", "leftfold.replay.mutants.trial"],
+            input=json.dumps(job), capture_output=True, text=True, check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            timeout=PATIENCE * job.get("seconds", LIMIT_SECONDS),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        return {"error": "no answer"}
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return {"error": f"exit code {done.returncode}: {done.stderr.strip()[-300:]}"}
+    return answer
+
+
+def _line(mutant: Mutant, row: Mapping[str, Any]) -> str:
+    if "error" in row:
+        how = f"could not be tried: {row['error']}"
+    else:
+        how = f"{row['kind']}: {row['message']}" if row["caught"] else f"in {row['runs']} runs, {row['steps']} steps"
+    said = "caught" if row["caught"] else "MISSED"
+    return f"{mutant.kind:10} {mutant.name:36} {said} {row['seconds']:6.1f} s  {' '.join(how.split())[:60]}"
+
+
+def _tell(rows: Sequence[Mapping[str, Any]]) -> None:
+    times = [row["seconds"] for row in rows]
+    missed = [row["name"] for row in rows if not row["caught"]]
+    print(f"{len(rows) - len(missed)} of {len(rows)} caught; median {median(times):.1f} s, slowest {max(times):.1f} s")
+    if missed:
+        print(f"missed: {', '.join(missed)}")
+
+
+def _summary(rows: Sequence[Mapping[str, Any]], seed: int, commit: str | None) -> dict[str, Any]:
+    names = ("name", "caught", "seconds", "kind", "error")
+    steps, seconds = sum(row["steps"] for row in rows), sum(row["seconds"] for row in rows)
+    return {
+        "seed": seed,
+        "commit": commit,
+        "runs": sum(row["runs"] for row in rows),
+        "steps": steps,
+        "steps_per_second": round(steps / max(seconds, 1e-9), 1),
+        "findings": [],
+        "mutants": [{name: row[name] for name in names if name in row} for row in rows],
+    }
