@@ -58,7 +58,8 @@ def tried(mutant: Mutant, seed: int, seconds: float, out: str | None = None) -> 
 def trial(mutant: Mutant | None, **job: Any) -> dict[str, Any]:
     """Do a job in an interpreter of its own, with the fault planted (None: none); its answer."""
     if mutant is not None:
-        job |= {"name": mutant.name, "module": mutant.module, "source": mutant.planted(), "origin": str(PACKAGE / mutant.file)}
+        job |= {"name": mutant.name, "module": mutant.module, "source": mutant.planted()}
+        job["origin"] = str(PACKAGE / mutant.file)
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "leftfold.replay.mutants.trial"],
