@@ -20,7 +20,7 @@ import leftfold
 PACKAGE = Path(leftfold.__file__).parent
 """Where the rooms are, links to folders in a checkout."""
 
-PROFILE = "faults"
+PROFILE = "lite"
 """What the fuzzer is run with, unless an entry says otherwise."""
 
 
