@@ -20,7 +20,7 @@ from typing import Any
 HANG_SECONDS = 4.0
 """Processor time after which one run of the fuzzer, which takes some hundredths of a second, is taken to hang."""
 
-SHRINK_SECONDS = 20.0
+SHRINK_SECONDS = 3.0
 
 
 class Planter(MetaPathFinder, Loader):

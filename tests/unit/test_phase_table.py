@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -18,7 +20,7 @@ from leftfold.events import (
     Started,
     Tick,
 )  # fmt: skip
-from leftfold.fsm import TRANSITIONS, FinishReason, Phase, State, decide, step
+from leftfold.fsm import TRANSITIONS, FinishReason, Phase, State, decide, lifecycle, step
 from leftfold.replay.fuzzing import World
 from leftfold.replay.fuzzing.oddities import CONTROLS, STRAYS, control_event
 
@@ -151,6 +153,45 @@ def test_the_tables_know_every_event() -> None:
     known = {type(make(world_with("DECODING*"))) for make in MAKERS.values()}
     known |= {type(make(0)) for make in STRAYS.values()} | {type(control_event(kind, 0, "c", {})) for kind in CONTROLS}
     assert known == set(EVENTS)
+
+
+NO_OPS = {
+    "Admit": "who lives is not admitted again",
+    "Abort": "nobody of this id lives (any more)",
+    "AbortOld": "another epoch of this id lives, and is not meant",
+    "AbortAll": "nobody lives",
+    "Done": "no step is in flight: it is void, or over",
+    "Retry": "no step is in flight: it is void, or over",
+    "Failed": "no step is in flight: it is void, or over",
+    "Spoiled": "no step is in flight: it is void, or over",
+}
+"""Why an event that is counted and moves nobody is right to do so."""
+
+UNREACHED = {
+    Phase.HELD: "these laws refuse what has to be prepared first",
+    Phase.LOADING: "these laws plan no transfers",
+    Phase.SENDING: "these laws plan no transfers",
+}
+"""Phases of the vocabulary that no event leads to yet."""
+
+
+def test_every_no_op_has_its_reason_and_every_reason_its_no_op() -> None:
+    assert {event for _, event, after in CELLS if after == "."} == NO_OPS.keys()
+
+
+def test_the_table_has_every_phase_that_can_be_reached() -> None:
+    rows = {line[0].rstrip("*") for line in LINES} - {"-"}
+    assert rows == {phase.name for phase in Phase if phase not in UNREACHED}
+
+
+def test_no_law_leads_to_a_phase_that_is_called_unreached() -> None:
+    """By the source: the triggers that lead there from elsewhere are named in the table of transitions alone."""
+    into = {
+        trigger for (before, trigger), after in TRANSITIONS.items() if after in UNREACHED and before not in UNREACHED
+    }
+    folder = Path(lifecycle.__file__).parent
+    used = "".join(path.read_text() for path in sorted(folder.glob("*.py")) if path.name != "lifecycle.py")
+    assert into and not [trigger for trigger in into if re.search(rf"Trigger\.{trigger.name}\b", used)]
 
 
 def test_phases_after_are_those_of_the_transition_table() -> None:

@@ -1,0 +1,138 @@
+"""The fuzzer is measured by faults that are planted: the catalogue is sound, and some faults of each kind are caught."""
+
+from __future__ import annotations
+
+import ast
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+
+import pytest
+
+from leftfold.replay import fuzz
+from leftfold.replay.mutants import catalogue
+from leftfold.replay.mutants.catalogue import PACKAGE, CatalogueError, Mutant, chosen, home, read
+from leftfold.replay.mutants.command import trial, tried
+
+MUTANTS = read(home())
+BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
+
+QUICK = (
+    "release-loses-the-slot", "share-is-not-counted", "limit-one-token-short", "budget-is-spent-twice",
+    "inputs-of-the-step-before", "resume-drops-the-pauses", "restart-keeps-the-chain", "abort-ends-one-choice",
+    "priority-upside-down", "key-without-parent",
+)  # fmt: skip
+"""Of different classes, each caught within a second or two."""
+
+
+def test_there_are_enough_of_every_class() -> None:
+    assert len(MUTANTS) >= 60
+    assert {mutant.kind for mutant in MUTANTS} == {
+        "admission", "control", "deadlines", "ids", "log", "plans", "policy", "prefix", "recovery", "refcount",
+        "release", "steps",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_fault_can_be_planted_where_it_says(mutant: Mutant) -> None:
+    """Its place is there once, the patched source compiles, and says something else than the sound one."""
+    sound = (PACKAGE / mutant.file).read_text()
+    assert ast.dump(ast.parse(mutant.planted())) != ast.dump(ast.parse(sound))
+    assert mutant.story.endswith(".") and len(mutant.story) <= 120
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_planted_fault_is_caught(name: str) -> None:
+    row = tried(BY_NAME[name], seed=1, seconds=20)
+    assert row["caught"], row
+
+
+@pytest.mark.parametrize("name", ["release-while-a-step-names-it", "tokens-after-the-end"])
+def test_the_test_of_a_finding_fails_on_the_mutant_alone(name: str, tmp_path: Path) -> None:
+    mutant = BY_NAME[name]
+    found = tried(mutant, seed=1, seconds=20, out=str(tmp_path))
+    assert found["caught"], found
+    assert not trial(mutant, test=found["test"])["passed"]
+    assert trial(None, test=found["test"])["passed"]
+
+
+def command(*arguments: str) -> int:
+    parser = ArgumentParser()
+    fuzz.add_arguments(parser)
+    return fuzz.run(parser.parse_args(arguments))
+
+
+def planted_catalogue(folder: Path, monkeypatch: pytest.MonkeyPatch, *mutants: str) -> None:
+    """Let the command read this catalogue."""
+    (folder / "some.toml").write_text("\n".join(f"[[mutant]]\n{mutant}" for mutant in mutants))
+    monkeypatch.setattr("leftfold.replay.mutants.command.home", lambda: folder)
+
+
+HARMLESS = """name = "harmless"
+story = "Nothing is wrong."
+file = "fsm/limits.py"
+within = "demand"
+old = "return "
+new = "return 0 + "
+"""
+AWAY = """name = "away"
+story = "No run imports this."
+file = "replay/show.py"
+old = "from __future__ import annotations"
+new = "pass"
+"""
+
+
+def test_what_is_no_fault_is_missed_and_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted_catalogue(tmp_path, monkeypatch, HARMLESS, AWAY)
+    assert command("--mutants", "--seconds", "1", "--seed", "4", "--json") == 1
+    said = json.loads(capsys.readouterr().out)
+    assert said["seed"] == 4 and said["findings"] == [] and said["runs"] > 0
+    harmless, away = said["mutants"]
+    assert harmless["name"] == "harmless" and not harmless["caught"] and harmless["seconds"] >= 1
+    assert not away["caught"] and away["error"] == "leftfold.replay.show plays no part in a run"
+
+
+def test_a_table_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted_catalogue(tmp_path, monkeypatch, HARMLESS, HARMLESS.replace("harmless", "harmful").replace("0 +", "1 +"))
+    assert command("--mutants", "--only", "harmful", "--seconds", "20", "--seed", "4") == 0
+    said = capsys.readouterr().out
+    assert "harmful" in said and "harmless" not in said and "1 of 1 caught; median" in said
+
+
+def test_without_a_catalogue_it_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalogue, "PACKAGE", tmp_path / "leftfold")
+    assert command("--mutants") == 2
+    told = capsys.readouterr()
+    assert not told.out and "there is no catalogue of mutants at" in told.err
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        (HARMLESS.replace("return ", "no such text"), "stands 0 times in fsm/limits.py, demand, expected once"),
+        (HARMLESS.replace("demand", "nobody"), "there is no nobody in fsm/limits.py"),
+        (HARMLESS.replace("fsm/limits.py", "fsm/nothing.py"), "cannot read"),
+        (HARMLESS.replace("story", "tale"), "is no catalogue of mutants"),
+    ],
+)
+def test_an_entry_that_is_none_is_told(
+    broken: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    planted_catalogue(tmp_path, monkeypatch, broken)
+    assert command("--mutants") == 2
+    assert why in capsys.readouterr().err
+
+
+def test_mutants_are_chosen_by_name_class_or_pattern() -> None:
+    assert [mutant.name for mutant in chosen(MUTANTS, ["limit-one-token-short"])] == ["limit-one-token-short"]
+    assert {mutant.kind for mutant in chosen(MUTANTS, ["policy"])} == {"policy"}
+    assert all(mutant.name.startswith("fair-") for mutant in chosen(MUTANTS, ["fair-*"]))
+    with pytest.raises(CatalogueError, match="no mutant is called 'x'"):
+        chosen(MUTANTS, ["x"])
