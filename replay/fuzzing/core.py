@@ -324,6 +324,8 @@ class Core:
                 "effect", f"{state.config}, {state.asleep}, {state.version!r}; expected {desk.config}, "
                 f"{desk.asleep}, {desk.version!r}"
             )  # fmt: skip
+        if state.gate in (Gate.DRAINING, Gate.PAUSED) and state.drain_mode != desk.mode:
+            raise Violation("effect", f"the engine drains by {state.drain_mode!r}, expected {desk.mode!r}")
 
 
 def _json(plan: Plan | None) -> bytes | None:

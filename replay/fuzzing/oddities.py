@@ -33,7 +33,8 @@ from leftfold.events import (
     UpdateWeights,
     Wake,
 )
-from leftfold.fsm import Config
+from leftfold.fsm import Config, State
+from leftfold.replay.fuzzing.tampering import TAMPERINGS
 
 STRANGE = 1 << 40
 """An operation that there is never."""
@@ -123,12 +124,17 @@ def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int]) -> Forw
     return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest)
 
 
-SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt", "ops", "order")
+SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt", "ops", "order", *TAMPERINGS)
 """What may be wrong with a plan."""
 
 
-def spoil_plan(kind: str, plan: Plan, config: Config) -> Plan:
-    """A plan like `plan` that no state can apply."""
+def spoil_plan(kind: str, plan: Plan, state: State) -> Plan:
+    """A plan like `plan` that this state cannot apply."""
+    config = state.config
+    if kind in TAMPERINGS:
+        tampered = TAMPERINGS[kind](plan, state)
+        if tampered is not None:
+            return tampered
     if kind == "slot" and plan.join:
         return replace(plan, join=[plan.join[0]._replace(slot=config.slots), *plan.join[1:]])
     if kind == "page" and plan.join:

@@ -162,7 +162,7 @@ class World(Core):
         good = decide(self.state, self.t)
         if good is None or good.step is None:
             return
-        wrong = spoil_plan(kind, good, self.config)
+        wrong = spoil_plan(kind, good, self.state)
         before = self._costly(self.state.digest)
         try:
             apply(self.state, Tick(t=self.t, plan=wrong), wrong)

@@ -1,4 +1,4 @@
-"""The fuzzer is measured by faults that are planted: the catalogue is sound, and some faults of each kind are caught."""
+"""The fuzzer is measured by planted faults: the catalogue is sound, and some faults of each kind are caught."""
 
 from __future__ import annotations
 
