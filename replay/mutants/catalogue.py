@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-import leftfold
-
-PACKAGE = Path(leftfold.__file__).parent
+PACKAGE = Path(__file__).parents[2]
 """Where the rooms are, links to folders in a checkout."""
 
 PROFILE = "lite"
