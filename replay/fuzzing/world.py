@@ -341,14 +341,27 @@ class World(Core):
         self._report_voided()
         self.late_ends()
 
+    def steps_to_end(self) -> int:
+        """In how many steps everything must be over once nothing fails and nobody new comes.
+
+        Whoever ranks first of all computes at least one position a step and is not preempted: rows are at most as many
+        as the budget has tokens, and victims rank last. So it is over after as many steps as it may have positions,
+        and the next one ranks first: the sum of all limits. Before it runs, it may have to wait for the slot or the
+        pages of somebody who runs and ranks behind, who ends within its own limit: the sum once more. Each control
+        call needs steps of its own behind its barrier, and the pipeline fills and drains around it.
+        """
+        depth, calls = self.config.pipeline_depth + 1, len(self.desk.queue) + len(self.desk.pauses)
+        return 2 * sum([client.limit for client in self.clients.values()]) + 4 * depth * (4 + calls)
+
     def finish(self, replay: bool = True) -> None:
-        """Faults stop; everything must end, everything must be given back, and the log must fold to the same."""
+        """Faults stop: everything must end within `steps_to_end`, be given back, and the log must fold to the same."""
         self.land()
-        bound = 40 + sum(2 * client.limit for client in self.clients.values()) * (1 + len(self.clients))
+        bound = left = self.steps_to_end()
         while self.clients or self.desk.queue or self.state.gate is not Gate.RUNNING or self.desk.asleep:
-            bound -= 1
-            if bound < 0:
-                raise Violation("no-progress", f"{list(self.clients)} do not finish, {self.desk.queue} waits")
+            left -= 1
+            if left < 0:
+                waits = [*self.clients], [*self.desk.queue], self.state.gate
+                raise Violation("no-progress", f"after {bound} steps without a fault {waits} are not over")
             self._let_go()
             self.steps()
         self.land()
