@@ -26,6 +26,12 @@ DEFAULT_SECONDS = 60.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's options."""
+    parser.epilog = (
+        "Runs first let everything fail (safety), then nothing (liveness: all must end within a stated number of "
+        "steps). What is found is made small and told: its kind, its events, a test that fails until it is mended, a "
+        "log for `leftfold replay show` and `verify`, and the command that finds it again; the exit code is 1. "
+        "Profiles, faults and kinds are explained in docs/fuzzing.md."
+    )
     parser.add_argument("--seconds", type=_seconds, help=f"stop after so many seconds (default {DEFAULT_SECONDS:.0f})")
     parser.add_argument("--runs", type=_natural, help="stop after so many runs")
     parser.add_argument("--seed", type=_natural, help="what all chance comes from (default: drawn, and printed)")
