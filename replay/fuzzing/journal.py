@@ -250,22 +250,31 @@ class Journal:
         self.disk.bad_read = None
 
     def _repair(self, error: LogError) -> None:
-        """What an operator does with a damaged log: cut it where the error says, drop what comes after."""
+        """What an operator does with a damaged log: cut it where it says, drop what comes after, until it opens."""
+        while True:
+            before = contents(self.disk)
+            self._cut(error)
+            if contents(self.disk) == before:
+                raise Violation("log-refused", f"cut at the place that {error} names, the log says so again") from error
+            try:
+                self._open()
+            except LogError as again:  # an earlier segment, which was not looked at before
+                error = again
+            else:
+                return
+
+    def _cut(self, error: LogError) -> None:
         files = self.disk.files
-        if isinstance(error, LogDamaged):
-            for name in [name for name in files if name > error.segment]:
-                del files[name]
-            if error.segment in files:
-                content = files[error.segment].content
-                del content[error.offset :]
-                if not content:
-                    del files[error.segment]
-        else:
+        if not isinstance(error, LogDamaged):
             files.clear()
-        try:
-            self._open()
-        except LogError as again:
-            raise Violation("log-refused", f"cut at the place that {error} names, the log says {again}") from again
+            return
+        for name in [name for name in files if name > error.segment]:
+            del files[name]
+        if error.segment in files:
+            content = files[error.segment].content
+            del content[error.offset :]
+            if not content:
+                del files[error.segment]
 
     def _compare(self, kept: int) -> None:
         """What is read must be the beginning of what was logged, byte by byte."""
