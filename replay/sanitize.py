@@ -85,6 +85,7 @@ class Sanitizer:
         self._texts = Texts(key)
         self._cipher = TokenCipher(key, stops, bounds)
         self._before: dict[Key, bytes] = {}  # what stands before the next token of each live choice
+        self._behind = self._cipher.start  # what stands behind the prompt of the newest `Admit`
         self._was, self._is = Fold(), Fold()
         self._digests: dict[int, tuple[str, str]] = {}  # of the newest plans, as they were and as they are
         self._folds = True
@@ -125,9 +126,7 @@ class Sanitizer:
         state = self._was.state
         new = [] if state is None else [one.key for one in state.by_rid.get(event.rid, ())]
         fresh = [key for key in new if key not in self._before]
-        if fresh:
-            _, before = self._prompt(event.prompt)
-            self._before.update(dict.fromkeys(fresh, before))
+        self._before.update(dict.fromkeys(fresh, self._behind))
 
     def _sampled(self, done: ForwardDone) -> list[bytes] | None:
         """What stands before each token of a result, where it is one of the oldest step in flight."""
@@ -163,7 +162,7 @@ class Sanitizer:
         if isinstance(want, Mapping):
             want = {name if name in _KEPT_WANTS else self._texts.text(name): self._number(want[name]) for name in want}
         known = event.cache if event.cache in ("use", "read", "off") else self._texts.scrub(event.cache)
-        prompt = self._prompt(event.prompt)[0]
+        prompt, self._behind = self._tokens(event.prompt)
         return {**numbers, "prompt": prompt, "params": self._params(event.params), "want": want, "cache": known}
 
     def _params(self, params: SamplingParams) -> SamplingParams:
@@ -179,9 +178,6 @@ class Sanitizer:
 
     def _number(self, value: Any) -> Any:
         return value if value is None or isinstance(value, int) else self._texts.scrub(value)
-
-    def _prompt(self, prompt: Any) -> tuple[Any, bytes]:
-        return self._tokens(prompt)
 
     def _tokens(self, raw: Any, before: Sequence[bytes] | None = None) -> tuple[Any, bytes]:
         """Ids as they follow each other, or each after its own `before`; what holds none stays as wrong as it is."""
