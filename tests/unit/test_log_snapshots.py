@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import warnings
 from pathlib import Path
@@ -152,6 +153,39 @@ def test_a_snapshot_ahead_of_a_log_that_lost_its_tail_is_removed_at_the_opening(
         warnings.simplefilter("error")
         assert log.snapshots() == [8, 4]
         assert recovered(log)[0] == 8
+
+
+def test_cut_at_any_byte_of_its_last_segment_a_log_is_recovered_to_its_last_whole_record(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # hundreds of them, and nothing here asks for durability
+    log_with_snapshots(folder, every=4, segment_bytes=1500)
+    compress_closed(folder)
+    digests, fold = {}, Fold()
+    for one in EventLog.read(folder):
+        fold.take(one.seq, one.event)
+        digests[one.seq] = fold.state.digest() if fold.state else ""
+    (last,) = segments(folder)
+    data = last.read_bytes()
+    before = len(digests) + 1 - data.count(b"\n")
+    snapshots = EventLog.read(folder).snapshots()
+    kept = {path: path.read_bytes() for path in folder.glob("snapshot-*")}
+    assert any(seq > before for seq in snapshots) and len([*folder.glob("*.jsonl.zst")]) > 1
+    for size in range(len(data) + 1):
+        last.write_bytes(data[:size])
+        whole = before + max(0, data[:size].count(b"\n") - 1)
+        torn = size - (data[:size].rfind(b"\n") + 1)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            with EventLog.open(folder) as log:
+                assert (log.dropped.size if log.dropped else 0) == torn
+                assert len(log) == whole and log.snapshots() == [seq for seq in snapshots if seq <= whole]
+                assert recovered(log)[:2] == (max(seq for seq in snapshots if seq <= whole), digests[whole])
+        lost = [seq for seq in snapshots if seq > whole]
+        assert len(said) == bool(torn) + len(lost)
+        for seq in lost:
+            path = folder / f"snapshot-{seq}.json.zst"
+            path.write_bytes(kept[path])
 
 
 def test_writing_a_snapshot_forgets_those_that_nobody_needs(folder: Path) -> None:
