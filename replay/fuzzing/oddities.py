@@ -132,9 +132,11 @@ def spoil_plan(kind: str, plan: Plan, state: State) -> Plan:
     """A plan like `plan` that this state cannot apply."""
     config = state.config
     if kind in TAMPERINGS:
-        tampered = TAMPERINGS[kind](plan, state)
-        if tampered is not None:
-            return tampered
+        at = [*TAMPERINGS].index(kind)
+        for name in [*TAMPERINGS][at:] + [*TAMPERINGS][:at]:  # the first for which there is an occasion
+            tampered = TAMPERINGS[name](plan, state)
+            if tampered is not None:
+                return tampered
     if kind == "slot" and plan.join:
         return replace(plan, join=[plan.join[0]._replace(slot=config.slots), *plan.join[1:]])
     if kind == "page" and plan.join:

@@ -278,7 +278,7 @@ _RESTARTED = (
 _WORK = {Rules.steps: 12, Rules.admit: 1.5, Rules.tick: 2, Rules.done: 1}
 _FAULTS = {
     Rules.abort: 2, Rules.abort_in_flight: 2, Rules.abort_all: 0.3, Rules.wait: 1, Rules.fail: 2, Rules.spoiled: 0.5,
-    Rules.spoiled_plan: 0.5, Rules.stray_done: 1, Rules.lose: 0.5, Rules.start: 0.7, Rules.shutdown: 0.3,
+    Rules.spoiled_plan: 1, Rules.stray_done: 1, Rules.lose: 0.5, Rules.start: 0.7, Rules.shutdown: 0.3,
     Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 1, Rules.copy: 0.3, Rules.late_done: 0.5,
     Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
 }  # fmt: skip
