@@ -1,12 +1,12 @@
 """Measure. `control`: what a step costs on the control plane. `log`: what the log costs, by durability. `replay`: how
-fast a log becomes a state again.
+fast a log becomes a state again. `fidelity`: how far simulations are from what they simulate.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from leftfold.bench import control, log, replay
+from leftfold.bench import control, fidelity, log, replay
 from leftfold.commands.common import subcommands
 
 
@@ -14,11 +14,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_control = "microseconds per decode step: decide, apply, commit, digest, log"
     of_log = "microseconds per step and tokens per second with no log, an asynchronous and a strict one"
     of_replay = "seconds of a recovery from a snapshot, events per second of a whole log folded and verified"
+    of_fidelity = "percent by which simulated times differ from measured ones, on held-out data"
     subcommands(
         parser,
         {
             "control": (of_control, control.add_arguments, control.run),
             "log": (of_log, log.add_arguments, log.run),
             "replay": (of_replay, replay.add_arguments, replay.run),
+            "fidelity": (of_fidelity, fidelity.add_arguments, fidelity.run),
         },
     )

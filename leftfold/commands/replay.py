@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from leftfold.commands import replay_execute as execute
 from leftfold.commands import replay_shrink as shrink
 from leftfold.commands import replay_views as views
 from leftfold.commands import replay_whatif as whatif
@@ -28,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             **views.COMMANDS,
             **whatif.COMMANDS,
             **shrink.COMMANDS,
+            **execute.COMMANDS,
         },
     )
 
