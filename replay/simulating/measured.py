@@ -27,6 +27,7 @@ ROUNDS = 12
 USED = ("step", "context", "token")
 """Spans of whole requests tell little apart: what all of them hold (rows, chunks) goes into these."""
 
+_NOTHING = (0,) * len(FEATURES)
 _USED = np.array([name in USED for name in FEATURES], np.float64)
 
 
@@ -90,35 +91,37 @@ def _distance(one: CostModel, other: CostModel) -> float:
 
 
 def traced(measured: Measured, cost: CostModel) -> tuple[Run, tuple[Matrix, Matrix]]:
-    """Simulate the run; its steps as (when each ended, sums of features up to then)."""
-    ends: list[int] = []
+    """Simulate the run; its steps as (when each began and ended, one after the other; sums of features by then)."""
+    times: list[int] = []
     rows: list[tuple[int, ...]] = []
 
     def observe(t: int, work: Work) -> None:
-        ends.append(t)
-        rows.append(features(work))
+        times.extend((t - cost.micros(work), t))
+        rows.extend((_NOTHING, features(work)))
 
     run = simulate(measured.jobs, measured.config, cost, observe=observe)
-    return run, (np.array(ends, np.float64), np.cumsum(np.array(rows, np.float64), axis=0))
+    return run, (np.array(times, np.float64), np.cumsum(np.array(rows, np.float64), axis=0))
 
 
 def _spans(
     measured: Measured, run: Run, steps: tuple[Matrix, Matrix], which: Sequence[int]
 ) -> tuple[Matrix, Matrix]:
-    """The work from each request's arrival to its first token, and on to its last; the times measured there."""
-    ends, sums = steps
-    matrix, times = [], []
-    for index in which:
-        seen = measured.services[index]
-        got = run.meter.services[measured.jobs[index].rid, 0, 0]
-        came, first, last = np.searchsorted(ends, (got.arrived, got.first, got.ended))
-        for begin, end, span in ((came, first, seen.first - seen.arrived), (first, last, seen.ended - seen.first)):
-            if end > begin:
-                matrix.append((sums[end] - sums[begin]) * _USED)
-                times.append(float(span))
+    """The work from each request's arrival to its first token, and on to its last; the times measured there.
+
+    A request that comes in the middle of a step waits for the rest of it, so that much of its work counts.
+    """
+    at, sums = steps
+    got = [run.meter.services[measured.jobs[index].rid, 0, 0] for index in which]
+    real = [measured.services[index] for index in which]
+    moments = np.array([(one.arrived, one.first, one.ended) for one in got], np.float64)
+    done = np.stack([np.interp(moments, at, column) for column in sums.T], axis=2)
+    spans = np.diff(done, axis=1).reshape(-1, sums.shape[1]) * _USED
+    times = np.diff(np.array([(one.arrived, one.first, one.ended) for one in real], np.float64), axis=1).reshape(-1)
+    usable = (times > 0) & (np.diff(moments, axis=1).reshape(-1) > 0)
+    matrix, times = spans[usable], times[usable]
     if len(matrix) < len(FEATURES):
         raise FitError(f"{len(matrix)} spans are too few to fit {len(USED)} coefficients to")
-    return np.array(matrix), np.array(times)
+    return matrix, times
 
 
 __all__ = ["Measured", "calibrate", "read_measured", "traced"]
