@@ -134,6 +134,11 @@ def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, C
     return executor, config
 
 
+def load_executor(options: EngineOptions) -> TorchExecutor:
+    """The executor that an engine with these options has. Raises HubError, ConfigurationError."""
+    return _load(options, resolve(options.model))[0]
+
+
 def open_existing_log(options: EngineOptions, name: str, own: str) -> Keeper | None:
     """The log that is there already, locked, checked and of model `own`; None if there is none yet.
 
@@ -336,4 +341,7 @@ def free_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
 
 
-__all__ = ["Machine", "build_engine", "open_existing_log", "open_log", "size_config", "weight_bytes", "work_bytes"]
+__all__ = [
+    "Machine", "build_engine", "load_executor", "open_existing_log", "open_log", "size_config", "weight_bytes",
+    "work_bytes",
+]  # fmt: skip

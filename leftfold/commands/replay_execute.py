@@ -27,7 +27,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rid", metavar="RID", action="append", help="this request alone; may be repeated")
     parser.add_argument("--limit", type=positive, metavar="N", help="the first N requests alone")
     parser.add_argument("--dtype", default="auto", help="as the engine's (default %(default)s)")
-    parser.add_argument("--device", default="cpu", help="cpu or cuda (default %(default)s)")
+    parser.add_argument("--device", default="auto", help="as the engine's (default %(default)s)")
+    parser.add_argument("--quantization", default="auto", help="as the engine's (default %(default)s)")
     parser.add_argument("--threads", type=positive, help="of the executor")
     parser.add_argument("--kernels", help="as the engine's --kernels")
     allow_policy(parser)
@@ -61,24 +62,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _executor(args: argparse.Namespace, config: Config, model: str) -> TorchExecutor:
-    from leftfold.executor.errors import ExecutorError
-    from leftfold.executor.torch_executor import TorchExecutor
-    from leftfold.executor.weights import load
+    from leftfold.builder import load_executor
+    from leftfold.errors import ConfigurationError
     from leftfold.hub import HubError, resolve
     from leftfold.identity import identity, same_model
-    from leftfold.kernels.registry import KernelError, parse_overrides
+    from leftfold.options import EngineOptions
 
     name = args.model or model.partition("#")[0]
     try:
         found = resolve(name)
         if not args.other_model and not same_model(model, identity(found)):
             raise UsageError(f"the log's model is {model!r}, {name} is {identity(found)!r} (--other-model allows that)")
-        return TorchExecutor(
-            load(found.path), num_pages=config.num_pages, page_size=config.page_size,
-            max_model_len=config.max_model_len, max_running=config.max_running, dtype=args.dtype, device=args.device,
-            threads=args.threads, kernels=None if args.kernels is None else parse_overrides(args.kernels),
-        )  # fmt: skip
-    except (HubError, ExecutorError, KernelError, OSError) as error:
+        return load_executor(EngineOptions(
+            model=name, kv_tokens=config.capacity, page_size=config.page_size, max_model_len=config.max_model_len,
+            max_num_seqs=config.max_running, max_num_batched_tokens=config.max_batch_tokens, dtype=args.dtype,
+            device=args.device, quantization=args.quantization, threads=args.threads, kernels=args.kernels,
+        ))  # fmt: skip
+    except (HubError, ConfigurationError, OSError) as error:
         raise UsageError(f"the model {name!r}: {error}") from error
 
 
