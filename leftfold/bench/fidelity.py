@@ -30,6 +30,7 @@ FITTED = {"max_num_seqs": 16, "max_num_batched_tokens": 128, "kv_tokens": 8192}
 HELD_OUT = {"max_num_seqs": 6, "max_num_batched_tokens": 64, "kv_tokens": 4096}
 RATE = {"fitted": 8.0, "held_out": 7.0}
 """Requests per second, so that rows share steps and none waits for long."""
+TURNS = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", metavar="FILE", help="a measured run's *_requests.jsonl")
     parser.add_argument("--meta", metavar="FILE", help="and its *_meta.json")
     parser.add_argument("--model", default="smollm2", help="what this engine serves, or none (default %(default)s)")
-    parser.add_argument("--seconds", type=seconds, default=20.0, help="of each run of it (default %(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=20.0, help="of work for each configuration (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of its executor (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -98,14 +99,21 @@ def of_measured(requests: str, meta: str) -> dict[str, Any]:
 
 
 def of_engine(model: str, length: float, threads: int, folder: Path) -> dict[str, Any]:
-    """This engine under two configurations, one after the other."""
+    """This engine under two configurations, in turns, so that a machine that slows down slows both."""
     from leftfold.events import EventLog
     from leftfold.replay.simulating import simulate
     from leftfold.replay.simulating.fit import fit, samples_of
     from leftfold.replay.simulating.whatif import recording
 
-    for number, (name, limits) in enumerate((("fitted", FITTED), ("held_out", HELD_OUT))):
-        capture(model, {**limits, "threads": threads}, RATE[name], length, number, folder / name)
+    engines = {
+        name: Served(model, {**limits, "threads": threads}, folder / name, number)
+        for number, (name, limits) in enumerate((("fitted", FITTED), ("held_out", HELD_OUT)))
+    }
+    for _ in range(TURNS):
+        for name, engine in engines.items():
+            engine.serve(RATE[name], length / TURNS)
+    for engine in engines.values():
+        engine.close()
     cost = fit(samples_of(EventLog.read(folder / "fitted")), f"the steps of {model} on this machine under {FITTED}")
     recorded = recording(EventLog.read(folder / "held_out"))
     served = simulate(recorded.jobs, recorded.config, cost, tape=recorded.tape)
@@ -113,34 +121,45 @@ def of_engine(model: str, length: float, threads: int, folder: Path) -> dict[str
     return {**compared(recorded.figures.answered, simulated, cost), "fitted": FITTED, "held_out": HELD_OUT}
 
 
-def capture(model: str, options: dict[str, Any], rate: float, length: float, seed: int, log_dir: Path) -> None:
-    """Serve requests for about `length` seconds and leave the log in `log_dir`."""
-    from leftfold.builder import build_engine
-    from leftfold.events import Admit, SamplingParams
-    from leftfold.options import EngineOptions
+class Served:
+    """This engine under one configuration, its log in `log_dir`; asked from the calling thread."""
 
-    rng = np.random.default_rng(seed)
-    count = max(8, round(rate * length))
-    left, done = [count], threading.Event()
+    def __init__(self, model: str, options: dict[str, Any], log_dir: Path, seed: int) -> None:
+        from leftfold.builder import build_engine
+        from leftfold.options import EngineOptions
 
-    def heard(delivery: Any) -> None:
-        left[0] -= sum(output.finish_reason is not None for output in delivery.outputs)
-        if left[0] <= 0:
-            done.set()
+        options = {"max_model_len": 512, **options}
+        self._rng = np.random.default_rng(seed)
+        self._left, self._asked, self._done = 0, 0, threading.Event()
+        self._engine = build_engine(EngineOptions(model=model, log_dir=str(log_dir), **options), self._heard)
+        self._engine.start()
+        self._thread = threading.Thread(target=self._engine.run, daemon=True)
+        self._thread.start()
 
-    options = {"max_model_len": 512, **options}
-    engine = build_engine(EngineOptions(model=model, log_dir=str(log_dir), **options), heard)
-    engine.start()
-    thread = threading.Thread(target=engine.run, daemon=True)
-    thread.start()
-    for number, gap in enumerate(rng.exponential(1 / rate, count)):
-        time.sleep(gap)
-        prompt = rng.integers(1000, 40_000, int(rng.integers(16, 96))).tolist()
-        params = SamplingParams(max_tokens=int(rng.integers(8, 40)), temperature=0.0)
-        engine.submit(Admit, rid=f"r{number}", prompt=prompt, params=params)
-    done.wait(10 * length + 60)
-    engine.stop()
-    thread.join(30)
+    def _heard(self, delivery: Any) -> None:
+        self._left -= sum(output.finish_reason is not None for output in delivery.outputs)
+        if self._left <= 0:
+            self._done.set()
+
+    def serve(self, rate: float, length: float) -> None:
+        """Requests that come for about `length` seconds, to the end of the last."""
+        from leftfold.events import Admit, SamplingParams
+
+        count, rng = max(4, round(rate * length)), self._rng
+        self._left = count
+        self._done.clear()
+        for gap in rng.exponential(1 / rate, count):
+            time.sleep(gap)
+            prompt = rng.integers(1000, 40_000, int(rng.integers(16, 96))).tolist()
+            params = SamplingParams(max_tokens=int(rng.integers(8, 40)), temperature=0.0)
+            self._engine.submit(Admit, rid=f"r{self._asked}", prompt=prompt, params=params)
+            self._asked += 1
+        self._done.wait(10 * length + 60)
+
+    def close(self) -> None:
+        """Stop; the log is whole afterwards."""
+        self._engine.stop()
+        self._thread.join(30)
 
 
 def _described(found: dict[str, Any]) -> str:
