@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--measured", metavar="FILE", help="a measured run's *_requests.jsonl")
     parser.add_argument("--meta", metavar="FILE", help="and its *_meta.json")
     parser.add_argument("--model", default="smollm2", help="what this engine serves, or none (default %(default)s)")
-    parser.add_argument("--seconds", type=seconds, default=20.0, help="of work for each configuration (default %(default)s)")
+    parser.add_argument("--seconds", type=seconds, default=20.0, help="for each configuration (default %(default)s)")
     parser.add_argument("--threads", type=int, default=2, help="of its executor (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
