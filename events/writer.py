@@ -27,7 +27,7 @@ from leftfold.events.types import Event, ForwardDone, Tick
 
 logger = logging.getLogger("leftfold.log")
 
-SYNC_SECONDS = 0.1
+SYNC_SECONDS = 0.5
 """How long a record waits for its sync at most, where effects do not wait for it; longer where a sync takes longer."""
 RETRY_SECONDS = 0.25
 """How long after a write that failed the next one is tried."""
@@ -98,10 +98,12 @@ class LogWriter:
         self._next_seq, self._last_t = log.next_seq, log.last_t
         self._taken = self._handed = self._kept = 0  # weights: appended, given to the log, safe
         self._synced_at = 0.0
+        self._unheard = False
         self._closing = False
         self._ended = self._noted = False
         self._lost: Exception | None = None
-        self._wake = threading.Event()
+        self._wake = threading.Lock()  # free: there is something to do; a call cheaper than an `Event`'s
+        self._wake.acquire()
         self._thread: threading.Thread | None = None
 
     # Who appends
@@ -124,6 +126,7 @@ class LogWriter:
             self._taken += weight
         self._last_t = event.t
         self._next_seq = seq + 1
+        self._unheard = True
         return seq
 
     def _refuse(self, event: Event) -> None:
@@ -138,8 +141,15 @@ class LogWriter:
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="leftfold-log", daemon=True)
             self._thread.start()
-        if not self._wake.is_set():
-            self._wake.set()
+        if self._unheard:
+            self._unheard = False
+            self._rouse()
+
+    def _rouse(self) -> None:
+        try:
+            self._wake.release()
+        except RuntimeError:
+            pass  # it is free already
 
     def when_durable(self, then: Callable[[int, int], None]) -> None:
         """Call `then`, in the writer's thread, once all that was appended by now is on disk; never if it will not be.
@@ -148,6 +158,7 @@ class LogWriter:
         """
         if not self._ended:
             self._queue.append((then, 0))
+            self._unheard = True
 
     def listen(self, news: Callable[[], None]) -> None:
         """Call `news` from now on, in the writer's thread."""
@@ -156,7 +167,7 @@ class LogWriter:
     def abandon(self, reason: str) -> None:
         """End the log here: nothing that waits is written any more."""
         self._end(reason)
-        self._wake.set()
+        self._rouse()
 
     def __iter__(self) -> Iterator[Record]:
         """The records that were there at the opening; before the first `append` only."""
@@ -170,6 +181,7 @@ class LogWriter:
         if not self._closing:
             self._closing = True
             self.commit()
+            self._rouse()
         assert self._thread is not None
         self._thread.join(timeout)
         if self._thread.is_alive():
@@ -216,8 +228,7 @@ class LogWriter:
 
     def _run(self) -> None:
         while not self._closing:
-            self._wake.wait(self._patience())
-            self._wake.clear()
+            self._wake.acquire(timeout=self._patience())
             self._turn()
         self._turn(last=True)
         self._last_words()
@@ -235,15 +246,15 @@ class LogWriter:
     def _last_words(self) -> None:
         """What else is to be done while the log is still ours, once all is written."""
 
-    def _patience(self) -> float | None:
-        """How long there is nothing to do unless something is appended."""
+    def _patience(self) -> float:
+        """How many seconds there is nothing to do unless something is appended; -1: for ever."""
         if self._ended:
-            return None if self._noted or not self.missing else NOTE_SECONDS
+            return -1 if self._noted or not self.missing else NOTE_SECONDS
         if self.failure is not None:
             return self._retry
         if self.durable < self.written:
             return max(0.0, self._synced_at + self._seconds - time.monotonic())
-        return None
+        return -1
 
     def _turn(self, last: bool = False) -> None:
         """Write what waits, and sync it when that is due."""

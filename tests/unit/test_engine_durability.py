@@ -123,7 +123,7 @@ def test_a_slow_disk_slows_admission_and_keeps_the_order() -> None:
         until(lambda: made.stats()["log_durable_seq"] == 1)
         disk.before_sync = lambda: held.wait(20) and None
         admit(made, "a", max_tokens=8)
-        until(idle(made))
+        until(lambda: made.stats()["finished_length"] == 1)
         for rid in "bcd":
             admit(made, rid, max_tokens=2)
         made.submit(Abort, rid="c", reason="gone")
