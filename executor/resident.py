@@ -30,7 +30,7 @@ AnyMemory = KVMemory | QuantizedMemory
 
 class Resident:
     """`model` and `memory`; using one that sleeps is a `PlanError`. `dtype`: of both, unless `quantization` is "int8";
-    `max_len`: of rows.
+    `max_len`: of rows; `cache`: a folder for converted weights.
 
     Nothing of the model's files stays open, so a wake reads them again from where they were.
     """
@@ -46,8 +46,10 @@ class Resident:
         num_pages: int,
         page_size: int,
         quantization: str = "none",
+        cache: Path | None = None,
     ) -> None:
         self.config: ModelConfig = loaded.config
+        self._cache = cache
         self.quantization = quantization
         self.source = loaded.source
         self._kernels, self._dtype, self._device, self._max_len = kernels, dtype, device, max_len
@@ -133,7 +135,7 @@ class Resident:
     def _build(self, loaded: LoadedModel) -> AnyModel:
         with torch.inference_mode():
             if self.quantization == "int8":
-                model = quantized.build(loaded, self._max_len)
+                model = quantized.build(loaded, self._max_len, self._cache)
                 give_back()  # what the weights were made from
                 return model
             return Llama(loaded, self._kernels, self._dtype, self._device, self._max_len)

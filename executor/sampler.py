@@ -21,10 +21,18 @@ class Sampler:
     def __init__(self, sample: Callable[[torch.Tensor, Draw], torch.Tensor]) -> None:
         self._sample = sample
 
-    def draw(self, logits: torch.Tensor, state: DeviceState, slots: IntArray, positions: IntArray) -> torch.Tensor:
+    def draw(
+        self,
+        logits: torch.Tensor,
+        state: DeviceState,
+        slots: IntArray,
+        positions: IntArray,
+        best: torch.Tensor | None = None,
+    ) -> torch.Tensor:
         """One token per row, int64 [rows].
 
-        `logits` [rows, vocabulary] (float32, changed in place); `positions`: the absolute index of each token drawn.
+        `logits` [rows, vocabulary] (float32, changed in place); `positions`: the absolute index of each token drawn;
+        `best`: the likeliest token of each row of `logits` as they come, if known.
         A request without a seed draws as with seed 0: whoever admits requests gives each its own. Raises `RowError`
         with indices into these rows if adjusting leaves a row nothing to draw, or scores that are not finite.
         """
@@ -42,7 +50,7 @@ class Sampler:
                 culprits = tuple(row for row, good in zip(changed, usable, strict=True) if not good)
                 raise RowError("penalties and masks leave no token to draw, or scores that are not finite", culprits)
         if all(wanted.temperature <= 0 for wanted in params):
-            return logits.argmax(-1)
+            return logits.argmax(-1) if changed or best is None else best
         seeds = np.array([(wanted.seed or 0) & _U64 for wanted in params], dtype=np.uint64)
         choices = np.array([state.choices[slot] for slot in slots.tolist()], dtype=np.int64)
         draw = Draw(

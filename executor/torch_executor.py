@@ -64,9 +64,9 @@ class TorchExecutor:
 
     `model`: a path (`weights.load`) or an opened model. `num_pages`, `page_size`: the KV memory. `max_model_len`:
     positions a row may reach. `max_running`: rows to make room for at once (more are fine). `dtype`: "auto" is
-    float32 on a CPU and bfloat16 elsewhere. `quantization`: see `resolve_quantization`. `threads`: PyTorch's, for the
-    whole process (None: as it is). `kernels`: implementation by operation name. Raises `ModelError`, and `KernelError`
-    for unknown kernels.
+    float32 on a CPU and bfloat16 elsewhere. `quantization`: see `resolve_quantization`. `cache`: a folder that keeps
+    quantized weights (None: they are made anew). `threads`: PyTorch's, for the whole process (None: as it is).
+    `kernels`: implementation by operation name. Raises `ModelError`, and `KernelError` for unknown kernels.
     """
 
     def __init__(
@@ -79,6 +79,7 @@ class TorchExecutor:
         max_running: int = 1,
         dtype: str = "auto",
         quantization: str = "none",
+        cache: Path | None = None,
         device: str = "cpu",
         threads: int | None = None,
         kernels: Mapping[str, str] | None = None,
@@ -98,6 +99,7 @@ class TorchExecutor:
             num_pages=num_pages,
             page_size=page_size,
             quantization=resolve_quantization(quantization, kind, dtype, loaded, max_model_len),
+            cache=cache,
         )
         self.controls = Controls(self.resident)
         self.device = torch.device(device)
@@ -186,14 +188,15 @@ class TorchExecutor:
             return NO_TOKENS
         last = (np.cumsum(rows.lengths) - 1)[sampling]
         logits = self.model.logits(hidden[self._tensor(last)])
-        unusable = ~torch.isfinite(logits.amax(-1))
-        if bool(unusable.any()):
-            culprits = sampling[unusable.cpu().numpy()]
+        best, top = self.model.best(logits)
+        unusable = ~np.isfinite(top.cpu().numpy())
+        if unusable.any():
+            culprits = sampling[unusable]
             raise RowError("the model's scores are not finite", tuple(culprits.tolist()))
         ends = (rows.starts + rows.lengths)[sampling]
         score = scorer.before_draw(logits, sampling) if scorer is not None else None
         try:
-            drawn = self.sampler.draw(logits, self.state, rows.slots[sampling], ends).cpu().numpy()
+            drawn = self.sampler.draw(logits, self.state, rows.slots[sampling], ends, best).cpu().numpy()
         except RowError as error:
             raise RowError(str(error), tuple(sampling[list(error.rows)].tolist())) from None
         if score is not None:

@@ -6,11 +6,14 @@ Nothing is unpickled and no code of a model is run. Whatever is wrong with a fil
 from __future__ import annotations
 
 import json
+import struct
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from leftfold.executor import config as configs
@@ -19,6 +22,8 @@ from leftfold.executor.errors import ModelError
 
 _READ_ERRORS = (OSError, ValueError, KeyError, IndexError, TypeError, OverflowError)
 
+_LONG = 1024
+"""Elements of a metadata array that nobody here reads."""
 _WHOLE = ("F64", "F32", "F16", "BF16")
 _GGUF_LAYER = {
     "input_layernorm": "attn_norm",
@@ -55,6 +60,12 @@ class LoadedModel:
     get: Callable[[str], torch.Tensor]
     source: Path | None = None
     quantized: bool = False
+
+    def files(self) -> list[Path]:
+        """The files that decide what this model is; none if it was not opened from any."""
+        if self.source is None or self.source.is_file():
+            return [] if self.source is None else [self.source]
+        return [self.source / "config.json", *sorted(self.source.glob("*.safetensors"))]
 
     def expect(self, name: str, *shape: int) -> torch.Tensor:
         """`get`, with the shape checked. Raises `ModelError` if the tensor is missing or has another shape."""
@@ -140,10 +151,8 @@ def _read_json(file: Path) -> Mapping[str, Any]:
 
 
 def _open_gguf(file: Path) -> LoadedModel:
-    from gguf import GGUFReader
-
     try:
-        reader = GGUFReader(file)
+        reader = _gguf_reader(file)
         fields = {key: field.contents() for key, field in reader.fields.items() if _is_wanted(key)}
         tensors = {tensor.name: tensor for tensor in reader.tensors}
         shapes = {name: tuple(int(size) for size in tensor.shape[::-1]) for name, tensor in tensors.items()}
@@ -167,6 +176,42 @@ def _open_gguf(file: Path) -> LoadedModel:
 
     few_bits = any(len(tensor.shape) > 1 and tensor.tensor_type.name not in _WHOLE for tensor in tensors.values())
     return LoadedModel(config, has, get, file.absolute(), few_bits)
+
+
+def _gguf_reader(file: Path) -> Any:
+    """A `GGUFReader` that passes over long arrays: a vocabulary takes it seconds, and nobody here asks for one."""
+    from gguf import GGUFReader, GGUFValueType
+
+    class Reader(GGUFReader):
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type != GGUFValueType.ARRAY:
+                return super()._get_field_parts(orig_offs, raw_type)
+            kind, count = self._get(orig_offs, np.uint32), self._get(orig_offs + 4, np.uint64)
+            begin, number = orig_offs + 12, int(count[0])
+            if number < _LONG or int(kind[0]) not in (GGUFValueType.STRING, *self.gguf_scalar_to_np):
+                return super()._get_field_parts(orig_offs, raw_type)
+            if int(kind[0]) == GGUFValueType.STRING:
+                end = _past_strings(self.data, begin, number, ">Q" if self._swapped() else "<Q")
+            else:
+                end = begin + number * np.dtype(self.gguf_scalar_to_np[GGUFValueType(int(kind[0]))]).itemsize
+            return end - orig_offs, [kind, count], [], [GGUFValueType.ARRAY, GGUFValueType(int(kind[0]))]
+
+        def _swapped(self) -> bool:
+            return (self.byte_order == "S") != (sys.byteorder == "big")
+
+    return Reader(file)
+
+
+def _past_strings(data: Any, at: int, count: int, length: str) -> int:
+    """The offset behind `count` strings, each with its length before it. Raises ValueError where data ends before."""
+    view, size = memoryview(data), len(data)
+    for _ in range(count):
+        if at + 8 > size:
+            raise ValueError("it ends inside an array of strings")
+        at += 8 + struct.unpack_from(length, view, at)[0]
+    if at > size:
+        raise ValueError("it ends inside an array of strings")
+    return at
 
 
 def _what_is_wrong(file: Path, error: Exception) -> str:

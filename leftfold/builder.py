@@ -27,7 +27,7 @@ from leftfold.executor.models.llama import KVMemory
 from leftfold.executor.torch_executor import DTYPES, TorchExecutor, resolve_dtype, resolve_quantization
 from leftfold.executor.weights import LoadedModel, load
 from leftfold.fsm import Config, ConfigError
-from leftfold.hub import ResolvedModel, resolve
+from leftfold.hub import ResolvedModel, cache_root, resolve
 from leftfold.identity import check_beginning, check_model, identity
 from leftfold.keeping import Keeper, KeptLog, NoLog
 from leftfold.kernels.attention import SCORE_BYTES
@@ -123,6 +123,7 @@ def _load(chosen: EngineOptions, found: ResolvedModel) -> tuple[TorchExecutor, C
             max_model_len=config.max_model_len,
             dtype=machine.dtype,
             quantization=machine.quantization,
+            cache=cache_root() / "converted",
             device=machine.device,
             threads=chosen.threads,
             kernels=parse_overrides(chosen.kernels) if chosen.kernels is not None else None,

@@ -107,6 +107,10 @@ class Llama:
         """Scores over the vocabulary [rows, vocab_size] (float32) of hidden states [rows, hidden_size]."""
         return self.head(hidden).float()
 
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each row of `logits`: the token of the largest score (the lowest of equals, int64), and the score."""
+        return logits.argmax(-1), logits.amax(-1)
+
     def _project(self, layer: Layer, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         config = self.config
         fused = layer.qkv(x).view(len(x), -1, config.head_dim)

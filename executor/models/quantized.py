@@ -10,11 +10,13 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ModelError
+from leftfold.executor.models import converted
 from leftfold.executor.models.llama import StepInput
 from leftfold.executor.weights import LoadedModel
 from leftfold.kernels.cpu import native, reference
@@ -25,6 +27,10 @@ logger = logging.getLogger("leftfold.executor")
 
 BLOCK = 16
 """Tokens per block of K/V."""
+FORMAT = 1
+"""Of converted weights: another one for another way to quantize or to pack."""
+LINEARS = ("qkv", "output", "gate_up", "down")
+NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
 LONGEST = 65536
 """Positions up to which sums over a context are exact."""
 
@@ -174,6 +180,10 @@ class QuantizedLlama:
         """Scores over the vocabulary [rows, vocab_size] (float32) of hidden states [rows, hidden_size]."""
         return self._run.scores(hidden)
 
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of each row of contiguous `logits`: the token of the largest score (the lowest of equals, int64), and it."""
+        return self._run.best(logits)
+
 
 class NativeRun:
     """The model's structures for native code, and the calls."""
@@ -215,6 +225,11 @@ class NativeRun:
         out = torch.empty(len(hidden), self._model.config.vocab_size)
         self._engine.scores(self._struct, hidden.contiguous(), out)
         return out
+
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        tokens, scores = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+        self._engine.best(logits, tokens, scores)
+        return tokens, scores
 
     def _point_at(self, memory: QuantizedMemory) -> None:
         layers = self._model.config.num_layers
@@ -261,6 +276,9 @@ class ReferenceRun:
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
         return self._linear(self._model.weights.head)(hidden)
 
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return logits.argmax(-1), logits.amax(-1)
+
     def _attend(
         self, query: torch.Tensor, index: int, window: int, step: StepInput, memory: QuantizedMemory
     ) -> torch.Tensor:
@@ -280,15 +298,81 @@ class ReferenceRun:
         return self._linears[id(packed)]
 
 
-def build(model: LoadedModel, max_len: int) -> QuantizedLlama:
-    """Quantize a model's weights. Raises `ModelError` for one that cannot run so."""
+def build(model: LoadedModel, max_len: int, cache: Path | None = None) -> QuantizedLlama:
+    """Quantize a model's weights, or take them from `cache`, a folder. Raises `ModelError` if it cannot run so."""
     config = model.config
     if reason := unsupported(config, max_len):
         raise ModelError(f"this model cannot be quantized, since {reason}: give --quantization none")
     speeds = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     if model.has("rope_freqs"):
         speeds = speeds / model.expect("rope_freqs", config.head_dim // 2)
-    return QuantizedLlama(config, _read(model), *rotary_table(speeds, max_len))
+    return QuantizedLlama(config, _weights(model, cache), *rotary_table(speeds, max_len))
+
+
+def _weights(model: LoadedModel, cache: Path | None) -> Weights:
+    file, kept = None, None
+    if cache is not None and (files := model.files()):
+        file = cache / f"{converted.digest_of(files, FORMAT)}.int8"
+        kept = converted.load(file)
+    if kept is not None:
+        try:
+            return _from_tensors(kept, model.config)
+        except (KeyError, ValueError) as error:
+            logger.warning("%s is not used: it lacks %s", file, error)
+    tensors = converted.together(_as_tensors(_read(model)))
+    if file is not None:
+        converted.save(file, tensors)
+    return _from_tensors(tensors, model.config)
+
+
+def _as_tensors(weights: Weights) -> dict[str, torch.Tensor]:
+    """All tensors by name, those of a layer under its number."""
+    named: dict[str, torch.Tensor] = {"norm": weights.norm}
+    _add(named, "embedding", weights.embedding)
+    if weights.head is not weights.embedding:
+        _add(named, "head", weights.head)
+    for index, layer in enumerate(weights.layers):
+        for name in LINEARS:
+            _add(named, f"{index}.{name}", getattr(layer, name))
+        for name in NORMS:
+            if (norm := getattr(layer, name)) is not None:
+                named[f"{index}.{name}"] = norm
+    return named
+
+
+def _add(named: dict[str, torch.Tensor], at: str, packed: Packed) -> None:
+    named[f"{at}.weight"], named[f"{at}.scale"], named[f"{at}.offset"] = packed.weight, packed.scale, packed.offset
+    if packed.bias is not None:
+        named[f"{at}.bias"] = packed.bias
+
+
+def _from_tensors(named: dict[str, torch.Tensor], config: ModelConfig) -> Weights:
+    """The opposite of `_as_tensors`. Raises KeyError or ValueError for tensors that are not this model's."""
+    q_size, kv_size = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    sizes = {
+        "qkv": (q_size + 2 * kv_size, hidden), "output": (hidden, q_size), "gate_up": (2 * inner, hidden),
+        "down": (hidden, inner),
+    }  # fmt: skip
+
+    def packed(at: str, outputs: int, inputs: int) -> Packed:
+        parts = (named[f"{at}.weight"], named[f"{at}.scale"], named[f"{at}.offset"], named.get(f"{at}.bias"))
+        made = Packed(*parts, outputs, inputs)
+        if not (0 <= made.blocks * BLOCK - outputs < 2 * BLOCK and 0 <= made.depth - inputs < 4 * BLOCK):
+            raise ValueError(f"{at} of {outputs} × {inputs}")
+        return made
+
+    embedding = packed("embedding", config.vocab_size, hidden)
+    head = packed("head", config.vocab_size, hidden) if "head.weight" in named else embedding
+    layers = tuple(
+        Layer(
+            **{name: named.get(f"{index}.{name}") for name in NORMS},
+            **{name: packed(f"{index}.{name}", *size) for name, size in sizes.items()},
+            window=config.windows[index] or 0,
+        )
+        for index in range(config.num_layers)
+    )
+    return Weights(embedding, head, named["norm"], layers)
 
 
 def _read(model: LoadedModel) -> Weights:

@@ -123,6 +123,15 @@ class Engine:
         """`hidden` [rows, hidden_size], `out` [rows, vocabulary], both float32 and contiguous."""
         self._library.lf_scores(self._engine, ctypes.byref(model), hidden.data_ptr(), len(hidden), out.data_ptr())
 
+    def best(self, scores: torch.Tensor, tokens: torch.Tensor, top: torch.Tensor) -> None:
+        """The first largest of each row of `scores` [rows, vocabulary] (float32, contiguous): index and value.
+
+        Where a row holds what is no number, its value is none either.
+        """
+        rows, width = scores.shape
+        places = (scores.data_ptr(), rows, width, tokens.data_ptr(), top.data_ptr())
+        self._library.lf_best(self._engine, *places)
+
     def linear(self, packed: Packed, x: torch.Tensor) -> torch.Tensor:
         """One product, `x` [rows, inputs] float32 and contiguous: [rows, outputs]."""
         out = x.new_empty(len(x), packed.blocks * 16)
@@ -151,6 +160,7 @@ def library(variant: str = "native") -> ctypes.CDLL:
     loaded.lf_close.argtypes = [ctypes.c_void_p]
     loaded.lf_forward.argtypes = [ctypes.c_void_p] * 3
     loaded.lf_scores.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
+    loaded.lf_best.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_int] + [ctypes.c_void_p] * 2
     loaded.lf_linear.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p]
     return loaded
 

@@ -1,12 +1,13 @@
 """Measure. `control`: what a step costs on the control plane. `log`: what the log costs, by durability. `replay`: how
-fast a log becomes a state again. `fidelity`: how far simulations are from what they simulate.
+fast a log becomes a state again. `fidelity`: how far simulations are from what they simulate. `latency`, `throughput`,
+`serve`: a model, in this process or over HTTP.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from leftfold.bench import control, fidelity, log, replay
+from leftfold.bench import control, fidelity, latency, log, replay, serve, throughput
 from leftfold.commands.common import subcommands
 
 
@@ -15,6 +16,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_log = "microseconds per step and tokens per second with no log, an asynchronous and a strict one"
     of_replay = "seconds of a recovery from a snapshot, events per second of a whole log folded and verified"
     of_fidelity = "percent by which simulated times differ from measured ones, on held-out data"
+    of_latency = "one stream: time to the first token, and tokens per second after it"
+    of_throughput = "many requests at once: tokens per second"
+    of_serve = "streams over HTTP: time to the first token, tokens per second, beside other servers"
     subcommands(
         parser,
         {
@@ -22,5 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "log": (of_log, log.add_arguments, log.run),
             "replay": (of_replay, replay.add_arguments, replay.run),
             "fidelity": (of_fidelity, fidelity.add_arguments, fidelity.run),
+            "latency": (of_latency, latency.add_arguments, latency.run),
+            "throughput": (of_throughput, throughput.add_arguments, throughput.run),
+            "serve": (of_serve, serve.add_arguments, serve.run),
         },
     )

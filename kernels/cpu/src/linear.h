@@ -26,6 +26,7 @@ extern "C" struct LfLinear {
     int32_t outputs, inputs, blocks, depth;  // blocks: of 16 outputs, even; depth: inputs rounded up to 64
 };
 
+const int AHEAD = 4096;  // bytes
 const int ROWS = 32;  // rows of bytes of a block of work: two tiles
 
 #ifdef LEFTFOLD_AMX
@@ -50,8 +51,15 @@ inline void tiles_on() {
 
 inline void tiles_off() { _tile_release(); }
 
-// Sums of two blocks of outputs for up to 32 rows: acc[tile of rows][block][row][16].
-inline void tile_products(const uint8_t* x, int rows, const int8_t* w, int depth, int32_t (*acc)[2][16][16]) {
+// Weights of a kilobyte from `w` on, on their way to the cache.
+inline void fetch_tile(const int8_t* w) {
+    for (int line = 0; line < 1024; line += 64) _mm_prefetch(reinterpret_cast<const char*>(w + line), _MM_HINT_T0);
+}
+
+// Sums of two blocks of outputs for up to 32 rows: acc[tile of rows][block][row][16]. `ahead`: bytes of weights to ask
+// for before they are needed, 0 where they are in a cache already.
+inline void tile_products(
+    const uint8_t* x, int rows, const int8_t* w, int depth, int32_t (*acc)[2][16][16], int ahead) {
     const int8_t* w1 = w + size_t(depth) * 16;
     const uint8_t* x1 = x + size_t(depth) * 16;
     _tile_zero(0);
@@ -60,6 +68,7 @@ inline void tile_products(const uint8_t* x, int rows, const int8_t* w, int depth
         _tile_zero(2);
         _tile_zero(3);
         for (int k = 0; k < depth; k += 64) {
+            if (ahead) fetch_tile(w + k * 16 + ahead), fetch_tile(w1 + k * 16 + ahead);
             _tile_loadd(6, w + k * 16, 64);
             _tile_loadd(4, x + k, depth);
             _tile_loadd(7, w1 + k * 16, 64);
@@ -73,6 +82,7 @@ inline void tile_products(const uint8_t* x, int rows, const int8_t* w, int depth
         _tile_stored(3, acc[1][1], 64);
     } else {
         for (int k = 0; k < depth; k += 64) {
+            if (ahead) fetch_tile(w + k * 16 + ahead), fetch_tile(w1 + k * 16 + ahead);
             _tile_loadd(6, w + k * 16, 64);
             _tile_loadd(4, x + k, depth);
             _tile_loadd(7, w1 + k * 16, 64);
@@ -88,7 +98,7 @@ inline void tile_products(const uint8_t* x, int rows, const int8_t* w, int depth
 inline bool tiles_allowed() { return false; }
 inline void tiles_on() {}
 inline void tiles_off() {}
-inline void tile_products(const uint8_t*, int, const int8_t*, int, int32_t (*)[2][16][16]) {}
+inline void tile_products(const uint8_t*, int, const int8_t*, int, int32_t (*)[2][16][16], int) {}
 #endif
 
 #ifdef LEFTFOLD_VNNI
@@ -177,7 +187,7 @@ inline void linear_unit(const LfLinear& l, int unit, const uint8_t* x, const flo
     const i16 offset[2] = {load<i16>(l.offset + first), load<i16>(l.offset + first + 16)};
     for (int low = 0; low < 2 * rows; low += ROWS) {
         const int count = 2 * rows - low < ROWS ? 2 * rows - low : ROWS;
-        if (tiles) tile_products(x + size_t(low) * l.depth, count, w, l.depth, acc);
+        if (tiles) tile_products(x + size_t(low) * l.depth, count, w, l.depth, acc, low ? 0 : AHEAD);
         else vector_products(x + size_t(low) * l.depth, count, w, l.depth, acc);
         for (int r = 0; r < count; r += 2) {
             const int row = (low + r) >> 1;

@@ -274,6 +274,37 @@ void lf_scores(LfEngine* engine, const LfModel* model, const float* hidden, int 
     engine->scores(*model, hidden, rows, out);
 }
 
+// The first largest of each row of scores, index and value; the value is no number where one of the row is none.
+void lf_best(LfEngine* engine, const float* scores, int rows, int width, int64_t* best, float* top) {
+    auto row_best = [&](int row) {
+        const float* s = scores + size_t(row) * width;
+        f16 most = splat(-INFINITY);
+        i16 broken = splat(0);
+        int k = 0;
+        for (; k + 16 <= width; k += 16) {
+            const f16 v = load<f16>(s + k);
+            broken |= v != v;
+            most = max(v, most);
+        }
+        float value = largest(most);
+        bool bad = false;
+        for (int i = 0; i < 16; i++) bad |= broken[i] != 0;
+        for (; k < width; k++) {
+            bad |= s[k] != s[k];
+            value = s[k] > value ? s[k] : value;
+        }
+        int64_t at = 0;
+        while (!bad && at < width - 1 && s[at] != value) at++;
+        best[row] = at;
+        top[row] = bad ? NAN : value;
+    };
+    if (rows < 3) {
+        for (int row = 0; row < rows; row++) row_best(row);
+        return;
+    }
+    engine->pool.run([&](int) { engine->pool.share(rows, row_best); });
+}
+
 // Linear alone, for tests: out [rows, blocks · 16].
 void lf_linear(LfEngine* engine, const LfLinear* l, const float* x, int rows, float* out) {
     Activations a;

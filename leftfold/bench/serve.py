@@ -1,0 +1,181 @@
+"""Streams over HTTP, all at once: time to first token, time per token, tokens per second.
+
+Without --url a server is started on loopback for the run, with an asynchronous log. --vs NAME=URL measures other
+OpenAI-compatible servers that run already, in turn with the same prompts, and tells ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+from leftfold.bench.presets import PRESETS, Preset
+from leftfold.commands.common import OK, UsageError, positive, print_json
+
+PATIENCE = 120.0
+VOCABULARY = 40_000
+"""Ids of prompts are below; peers are asked with token ids, so they need the same tokenizer."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Arguments of `leftfold bench serve`."""
+    parser.add_argument("--preset", choices=["A", "B", "C", "D"], default="D", help="the workload (%(default)s)")
+    parser.add_argument("--model", default="smollm2", help="what to serve (default %(default)s)")
+    parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
+    parser.add_argument("--rounds", type=positive, default=3, help="measured rounds; medians are told (%(default)s)")
+    parser.add_argument("--url", help="a server that runs already, instead of starting one")
+    parser.add_argument("--vs", action="append", default=[], metavar="NAME=URL", help="another server to compare with")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Measure and print; exit code 0."""
+    preset = PRESETS[args.preset]
+    others = dict(_peer(text) for text in args.vs)
+    with _given(args.url) if args.url else _started(args, preset) as (url, ready):
+        found = {"preset": args.preset, "model": args.model, "rounds": args.rounds, "ready_seconds": ready}
+        found |= measure(url, preset, args.rounds)
+    found["peers"] = {name: measure(peer, preset, args.rounds) for name, peer in others.items()}
+    if args.json:
+        print_json(found)
+    else:
+        _print(args.preset, found)
+    return OK
+
+
+def _print(preset: str, found: dict[str, Any]) -> None:
+    names = ("output_throughput", "median_ttft_ms", "median_tpot_ms")
+    print(f"{preset}: " + ", ".join(f"{name} {found[name]}" for name in names))
+    for peer, theirs in found["peers"].items():
+        ratios = (f"{name} {theirs[name]} (× {found[name] / theirs[name]:.2f})" for name in names)
+        print(f"  {peer}: " + ", ".join(ratios))
+
+
+def _peer(text: str) -> tuple[str, str]:
+    name, equals, url = text.partition("=")
+    if not equals or not url.startswith("http://"):
+        raise UsageError(f"--vs {text!r} is not of the form NAME=http://HOST:PORT")
+    return name, url
+
+
+@contextmanager
+def _given(url: str) -> Iterator[tuple[str, float | None]]:
+    if not url.startswith("http://"):
+        raise UsageError(f"--url {url!r} does not begin with http://")
+    yield url, None
+
+
+@contextmanager
+def _started(args: argparse.Namespace, preset: Preset) -> Iterator[tuple[str, float | None]]:
+    """A server of our own on a free port; its address, and the seconds until it was ready."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory(prefix="leftfold-bench-") as folder:
+        command = [sys.executable, "-m", "leftfold", "serve", args.model, "--port", str(port)]
+        command += ["--threads", str(args.threads), "--max-num-seqs", str(preset.running)]
+        command += ["--log-dir", f"{folder}/log", "--disable-access-log"]
+        begun = time.perf_counter()
+        with open(f"{folder}/stderr", "wb") as errors:
+            process = subprocess.Popen(command, stderr=errors, stdin=subprocess.DEVNULL)
+        try:
+            url = f"http://127.0.0.1:{port}"
+            _wait(url, process, f"{folder}/stderr")
+            yield url, round(time.perf_counter() - begun, 3)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _wait(url: str, process: subprocess.Popen[bytes], errors: str) -> None:
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=5):
+                return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.02)
+    with open(errors, encoding="utf-8", errors="replace") as file:
+        said = (file.read().strip().splitlines() or ["it said nothing"])[-1]
+    raise UsageError(f"the server did not become ready: {said}")
+
+
+def measure(url: str, preset: Preset, rounds: int) -> dict[str, Any]:
+    """Medians over `rounds` rounds, each with other prompts; one more before them warms up. Raises UsageError."""
+    try:
+        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+            model = json.load(response)["data"][0]["id"]
+        return asyncio.run(_measure(url, model, preset, rounds))
+    except (OSError, asyncio.IncompleteReadError, ValueError, LookupError) as error:
+        raise UsageError(f"the server at {url} does not answer as expected: {error}") from None
+
+
+async def _measure(url: str, model: str, preset: Preset, rounds: int) -> dict[str, Any]:
+    found = []
+    for number in range(rounds + 1):
+        prompts = preset.prompts(VOCABULARY, seed=number)
+        begun = time.perf_counter()
+        streams = await asyncio.gather(*(_stream(url, model, prompt, preset.output) for prompt in prompts))
+        seconds = time.perf_counter() - begun
+        found.append(_figures(streams, seconds))
+    return {name: round(statistics.median(one[name] for one in found[1:]), 3) for name in found[0]}
+
+
+def _figures(streams: Sequence[tuple[list[float], int, int]], seconds: float) -> dict[str, float]:
+    """`streams`: seconds from asking to each piece, tokens out, tokens in."""
+    out = sum(count for _, count, _ in streams)
+    ttft = [times[0] for times, _, _ in streams]
+    tpot = [(times[-1] - times[0]) / max(1, count - 1) for times, count, _ in streams]
+    return {
+        "duration": seconds,
+        "request_throughput": len(streams) / seconds,
+        "output_throughput": out / seconds,
+        "total_token_throughput": (out + sum(count for _, _, count in streams)) / seconds,
+        "median_ttft_ms": statistics.median(ttft) * 1e3,
+        "p99_ttft_ms": sorted(ttft)[int(0.99 * (len(ttft) - 1))] * 1e3,
+        "median_tpot_ms": statistics.median(tpot) * 1e3,
+    }
+
+
+async def _stream(url: str, model: str, prompt: list[int], output: int) -> tuple[list[float], int, int]:
+    """One streamed completion: seconds until each piece came, tokens out and in."""
+    address = urlsplit(url)
+    body = json.dumps({
+        "model": model, "prompt": prompt, "max_tokens": output, "temperature": 0, "ignore_eos": True, "stream": True,
+        "stream_options": {"include_usage": True},
+    }).encode()  # fmt: skip
+    begun = time.perf_counter()
+    reader, writer = await asyncio.open_connection(address.hostname, address.port or 80)
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
+    writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+    times: list[float] = []
+    usage: dict[str, int] = {}
+    try:
+        status = await reader.readline()
+        if b" 200 " not in status:
+            raise ValueError(status.decode(errors="replace").strip() or "nothing")
+        async for line in reader:
+            if not line.startswith(b"data: {"):
+                continue
+            event = json.loads(line[6:])
+            usage = event.get("usage") or usage
+            if event.get("choices"):
+                times.append(time.perf_counter() - begun)
+    finally:
+        writer.close()
+    if not times or not usage:
+        raise ValueError("a stream ended without tokens or without its usage")
+    return times, usage["completion_tokens"], usage["prompt_tokens"]
