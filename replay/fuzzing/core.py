@@ -147,12 +147,13 @@ class Core:
 
     def steps(self, count: int = 1) -> None:
         """Plan and execute so many steps, as many at once as may be in flight; fewer if there is nothing to do."""
+        flights, desk = self.flights, self.desk
         for _ in range(count):
-            before = len(self.flights)
+            before = len(flights)
             self.tick()
-            if not self.flights:
+            if not flights:
                 return
-            if len(self.flights) == before or before == self.config.pipeline_depth:
+            if len(flights) == before or before == desk.config.pipeline_depth:
                 self.done()
 
     def tick(self) -> None:
@@ -242,7 +243,8 @@ class Core:
 
         `late`: ends of the operations that it started are told some time after; `refuse`: those fail.
         """
-        self._report_voided()
+        if self._voided:
+            self._report_voided()
         if not self.flights:
             return
         plan = self.flights[0]
