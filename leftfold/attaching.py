@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from leftfold.events import Admit
 from leftfold.executor.base import Attachment, Score
 from leftfold.fsm import Effects, Output
+from leftfold.fsm.request import Request
 
 Key = tuple[str, int, int]
 """A choice: rid, epoch, choice."""
@@ -65,6 +66,12 @@ class Attaching:
             for key in ((event.rid, event.epoch, choice) for choice in range(event.params.n)):
                 if key in live:
                     self._choices.setdefault(key, _Choice(step))
+
+    def resume(self, live: Mapping[Key, Request]) -> None:
+        """The requests of a log go on: those that want attachments get them for what is drawn from now on."""
+        for key, request in live.items():
+            if request.want:
+                self._choices[key] = _Choice(0)
 
     def take(self, step: int, attachments: Sequence[Attachment]) -> None:
         """What the executor said beside the tokens of a step that the reducer took."""

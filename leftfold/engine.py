@@ -31,6 +31,7 @@ from leftfold.fsm.state import InFlight
 from leftfold.identity import check_model
 from leftfold.keeping import Keeper, keeper
 from leftfold.losses import Key, Losses, Verdict, places
+from leftfold.recall import Memory, Recall, answer
 from leftfold.refuse import refusal
 from leftfold.replay.errors import ReducerFault, ReplayError
 from leftfold.replay.fold import Fold
@@ -58,6 +59,7 @@ class Engine:
     called in the engine's thread for each event, in order, once the log says that the event is safe; the engine goes on
     computing meanwhile. `on_log_failure`: "stop" admitting, or "serve" on, while the log cannot be written. `clock`:
     wall nanoseconds. `resume`: whether requests that the log holds go on; else they are aborted at the start.
+    `memory`: what the fold of the log said, kept until somebody asks for it; set one before `start` where somebody will.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Engine:
         self.config = config
         self.model = model
         self.fault = ""
+        self.memory: Memory | None = None
         self._executor = executor
         self.on_effects = on_effects
         self._code = code
@@ -119,6 +122,11 @@ class Engine:
             self._inbox.put(event)
         return not self._closed
 
+    def recall(self, recall: Recall) -> None:
+        """Say again what a listener lacks; the answer comes among the effects, in its place."""
+        if not self._closed:
+            self._inbox.put(recall)
+
     def stop(self) -> None:
         """Leave `run` after what is in the inbox now; live requests stay in the log for the next start."""
         self._inbox.put(_STOP)
@@ -154,6 +162,7 @@ class Engine:
                 self._executor.reset()
                 self._worker.start()
                 self._started()
+                self._attaching.resume(self.state.live)
                 self._take_up()
                 self._commit()
         except BaseException:
@@ -179,7 +188,9 @@ class Engine:
                 check_model(self._fold.last, self.model)
             for record in records:
                 check_model(record.event, self.model)
-                self._fold.take(record.seq, record.event)
+                effects = self._fold.take(record.seq, record.event)
+                if self.memory is not None:
+                    self.memory.take(effects)
         except ReducerFault as fault:
             self.fault = f"{fault}; the log is kept as it is: move it away, or replay it with a version that folds it"
             logger.error("refusing all work: %s", self.fault)
@@ -279,6 +290,9 @@ class Engine:
             case _ if message is _STOP:
                 self._admit_deferred(all_of_them=True)
                 self._stopping = True
+            case Recall() if self.state is not None and not self._telling.stranded:
+                self._telling.hold(self._fold.seq, delivery(answer(message, self.state, self.memory)))
+                self.memory = None
             case _ if self._deferred or self.log.behind:
                 self._deferred.append(message)
             case _:
@@ -411,6 +425,8 @@ class Engine:
         except (OSError, LogError) as error:
             raise EngineError(f"the log cannot be written: {error}") from error
         effects = self._fold.take(seq, event)
+        if self.memory is not None:
+            self.memory.take(effects)
         self._wake_at = effects.wake_at
         joined: Sequence[Attachment] = ()
         if self._attaching:

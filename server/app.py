@@ -129,8 +129,7 @@ class Gate:
         if path not in _NO_KEY and not self._keys.allow(path, headers):
             return ApiError(401, "the API key is missing or wrong", code="invalid_api_key")
         if path not in _ALWAYS_OPEN and not self._state.ready:
-            reason = f": {self._state.reason}" if self._state.reason else ""
-            return unavailable(f"not ready: {self._state.phase}{reason}", self._state.phase)
+            return self._state.unready()
         most = self._state.options.max_open_requests
         if path not in _ALWAYS_OPEN and self._open >= most:
             return unavailable(f"{most} requests are being answered, the most at a time; try again")

@@ -7,15 +7,17 @@ import itertools
 import logging
 import secrets
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any
 
 import zmq
 import zmq.asyncio
 
 from leftfold.events import Abort, Admit, Event
+from leftfold.server.choices import DIVERGED, Choice
 from leftfold.server.wire import (
     Answered,
+    Ask,
     Failed,
     Message,
     Output,
@@ -32,6 +34,8 @@ from leftfold.server.wire import (
 )
 
 _log = logging.getLogger("leftfold.server")
+_BEYOND = 2**53
+"""No position: asks only whether a request is known, and how it ended."""
 
 
 class EngineGone(Exception):
@@ -42,27 +46,56 @@ class EngineStopping(EngineGone):
     """The engine was told to stop; what it has not answered by then is not answered any more."""
 
 
-class Group:
-    """The choices of one HTTP request. Iterate for `(index, output)`; `close` aborts what has not ended."""
+class EngineAway(EngineGone):
+    """The engine's process has ended and another is being started."""
 
-    def __init__(self, client: EngineClient, rids: Sequence[str]) -> None:
+
+class Group:
+    """The choices of one HTTP request. Iterate for `(index, output)`; `close` aborts what has not ended.
+
+    `choices` has all that has come of each, which is what those who join later read.
+    """
+
+    def __init__(self, client: EngineClient, choices: Sequence[Choice]) -> None:
         self._client = client
-        self._index = {rid: i for i, rid in enumerate(rids)}
-        self._open = dict.fromkeys(rids)
-        self._live = set(rids)
+        self.choices = list(choices)
+        self._index = {choice.rid: i for i, choice in enumerate(choices)}
+        self._open = dict.fromkeys(self._index)
+        self._live = set(self._index)
         self._stopped: set[str] = set()  # by a stop string; what comes yet is the end, with its counts
         self._arrived: deque[Output | EngineGone] = deque()
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
+        self.gone: EngineGone | None = None
+        self.listeners: list[Callable[[], None]] = []
+        """Called whenever something has come."""
+
+    def choice(self, rid: str) -> Choice:
+        """The choice that the engine knows by `rid`."""
+        return self.choices[self._index[rid]]
 
     def put(self, item: Output | EngineGone) -> None:
-        """Takes what the engine says about one of the choices."""
-        self._arrived.append(item)
-        self._news.set()
+        """Takes what the engine says about one of the choices; what is not new is dropped."""
         if isinstance(item, EngineGone):
+            self.gone = item
+            self._arrived.append(item)
             self._ended.set()
-        elif item.finish_reason is not None:
-            self._end(item.rid)
+        else:
+            choice = self.choice(item.rid)
+            if choice.lacks(item):
+                self._client.ask_again(choice)
+                return
+            new = choice.take(item)
+            if new is None:
+                return
+            if new.error is not None and new.error.get("code") == DIVERGED:
+                self._client.end(Abort(t=0, rid=item.rid, reason=DIVERGED))
+            self._arrived.append(new)
+            if new.finish_reason is not None:
+                self._end(item.rid)
+        self._news.set()
+        for listener in self.listeners:
+            listener()
 
     async def ended(self) -> None:
         """Waits until every choice has ended, whether or not somebody has read that already."""
@@ -71,7 +104,7 @@ class Group:
     def abort(self, reason: str) -> None:
         """Ends what has not ended; unlike `close`, those who iterate hear the end."""
         for rid in [rid for rid in self._open if rid not in self._stopped]:
-            self._client.submit(Abort(t=0, rid=rid, reason=reason))
+            self._client.end(Abort(t=0, rid=rid, reason=reason))
 
     async def first(self) -> Output | None:
         """Waits for the first output and leaves it in its place; None if the engine is gone."""
@@ -99,7 +132,7 @@ class Group:
         """Ends a choice at its `keep`-th output token because its text met a stop string; its end is still heard."""
         if output.rid in self._open and output.rid not in self._stopped:
             self._stopped.add(output.rid)
-            self._client.submit(Abort(t=0, rid=output.rid, reason="stop_string", keep=keep))
+            self._client.end(Abort(t=0, rid=output.rid, reason="stop_string", keep=keep))
 
     def close(self) -> int:
         """Aborts the choices that have not ended (the client is gone, or the request failed); how many those are."""
@@ -107,7 +140,7 @@ class Group:
         for rid in list(self._open):
             self._forget(rid)
         for rid in live:
-            self._client.submit(Abort(t=0, rid=rid, reason="client_gone"))
+            self._client.end(Abort(t=0, rid=rid, reason="client_gone"))
         return len(live)
 
     def _forget(self, rid: str) -> None:
@@ -122,18 +155,30 @@ class Group:
 
 
 class EngineClient:
-    """One engine. `commands` and `outputs` are ZMQ addresses that this side binds."""
+    """One engine, in one process after the other. `commands` and `outputs` are ZMQ addresses that this side binds.
+
+    When a process has ended, `lost` says so; `connect` is for the next one, and `catch_up` finds out what it knows:
+    every request goes on from what has been heard of it, and what never arrived is sent again under the same id.
+    """
 
     def __init__(self, commands: str, outputs: str) -> None:
         self._context = zmq.asyncio.Context()
-        self._commands = self._bind(zmq.PUSH, commands)
-        self._outputs = self._bind(zmq.PULL, outputs)
+        self._sockets: tuple[zmq.asyncio.Socket, zmq.asyncio.Socket] | None = None
+        self._aborts: dict[str, Abort] = {}  # of what has not been heard to end
+        self._asked: set[str] = set()
+        self._away = False
         self._groups: dict[str, Group] = {}
         self._calls: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._controls: dict[str, asyncio.Future[Answered]] = {}
         self._numbers = itertools.count(1)
         self._base = secrets.token_hex(8)  # a log may still owe answers to the calls of an earlier server
         self._gone: EngineGone | None = None
+        self.connect(commands, outputs)
+
+    def connect(self, commands: str, outputs: str) -> None:
+        """New sockets, for a new process. Until `catch_up` only calls go there."""
+        self._close_sockets()
+        self._sockets = (self._bind(zmq.PUSH, commands), self._bind(zmq.PULL, outputs))
         self.status = Status("running")
         self.ready: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -148,8 +193,10 @@ class EngineClient:
 
     async def run(self) -> None:
         """Hands out what the engine sends, until cancelled."""
+        assert self._sockets is not None, "closed"
+        _, outputs = self._sockets
         while True:
-            frames = await self._outputs.recv_multipart()
+            frames = await outputs.recv_multipart()
             try:
                 self._take(from_frames(frames))
             except WireError as error:
@@ -159,8 +206,12 @@ class EngineClient:
         match message:
             case Outputs(rows):
                 for row in rows:
+                    if row.finish_reason is not None:
+                        self._aborts.pop(row.rid, None)
                     group = self._groups.get(row.rid)
                     if group is not None:  # else: an answer nobody waits for any more
+                        if self._asked and not group.choice(row.rid).lacks(row):
+                            self._asked.discard(row.rid)
                         group.put(row)
             case Stats(call, values):
                 future = self._calls.pop(call, None)
@@ -180,21 +231,85 @@ class EngineClient:
                 elif not self.failed.done():
                     self.failed.set_result(text)
 
-    def admit(self, requests: Sequence[Mapping[str, Any]]) -> Group:
-        """Admits one request per mapping of `Admit` fields, under ids of our own. Raises EngineGone."""
+    def admit(self, requests: Sequence[Mapping[str, Any]], base: str | None = None) -> Group:
+        """Admits one request per mapping of `Admit` fields, as `base`-0, `base`-1, …. Raises EngineGone."""
         if self._gone is not None:
             raise EngineGone(str(self._gone))
-        base = secrets.token_hex(12)
-        rids = [f"{base}-{i}" for i in range(len(requests))]
-        group = Group(self, rids)
-        for rid, fields in zip(rids, requests, strict=True):
-            self._groups[rid] = group
-            self.submit(Admit(t=0, rid=rid, **fields))
+        base = base or secrets.token_hex(12)
+        admits = [Admit(t=0, rid=f"{base}-{i}", **fields) for i, fields in enumerate(requests)]
+        group = Group(self, [Choice(admit.rid, len(admit.prompt), admit) for admit in admits])
+        for admit in admits:
+            self._groups[admit.rid] = group
+            self.submit(admit)
         return group
+
+    def adopt(self, choices: Sequence[Choice]) -> Group:
+        """Takes up what the engine's log has of an earlier server's requests; `catch_up` brings it."""
+        group = Group(self, choices)
+        self._groups |= {choice.rid: group for choice in choices}
+        return group
+
+    def end(self, abort: Abort) -> None:
+        """Ends a request; said again to an engine that was started meanwhile."""
+        assert abort.rid is not None
+        self._aborts[abort.rid] = abort
+        self.submit(abort)
 
     def submit(self, event: Event) -> None:
         """Puts an event into the engine's inbox; nothing happens once the engine is gone."""
-        self._send(Submit(event))
+        if not self._away:
+            self._send(Submit(event))
+
+    def ask_again(self, choice: Choice) -> None:
+        """Something of a choice has not come: the engine says it again, everything from there on."""
+        if not self._away and choice.rid not in self._asked:
+            self._asked.add(choice.rid)
+            self._send(Ask("", [[choice.rid, 0, 0, choice.expected]]))
+
+    def lost(self, why: str) -> None:
+        """The engine's process has ended and there will be another: who asked how it stands hears so, others wait."""
+        self._away = True
+        for future in self._calls.values():
+            if not future.done():
+                future.set_exception(EngineAway(why))
+
+    async def catch_up(self, patience: float | None = None) -> None:
+        """Hears from a new process all that its log has of the open requests, and tells it what it does not know.
+
+        Control calls that it does not know either took effect or never arrived: who waits for them is told so. Raises
+        EngineGone, TimeoutError.
+        """
+        open_choices = {rid: group.choice(rid) for rid, group in self._groups.items()}
+        wanted = [[rid, 0, 0, choice.expected] for rid, choice in open_choices.items() if choice.end is None]
+        wanted += [[rid, 0, 0, _BEYOND] for rid in self._aborts if rid not in open_choices]
+        calls = [call for call, future in self._controls.items() if not future.done()]
+        call = f"{self._base}-{next(self._numbers)}"
+        future = self._controls[call] = asyncio.get_running_loop().create_future()
+        self._send(Ask(call, wanted, calls))
+        try:
+            answer = await asyncio.wait_for(future, patience)
+        finally:
+            self._controls.pop(call, None)
+        info = answer.info if answer.ok else {}
+        self._away = False
+        self._asked.clear()
+        for rid, *_ in info.get("unknown", ()):
+            self._send_again(rid)
+        for abort in list(self._aborts.values()):
+            self.submit(abort)
+        for call in info.get("calls", ()):
+            waiting = self._controls.get(call)
+            if waiting is not None and not waiting.done():
+                waiting.set_exception(EngineAway("its process was started again, and whether this took effect is open"))
+
+    def _send_again(self, rid: str) -> None:
+        group = self._groups.get(rid)
+        if group is None:
+            self._aborts.pop(rid, None)
+        elif (admit := group.choice(rid).admit) is not None:
+            self.submit(admit)
+        else:
+            group.put(EngineGone("its log does not hold this request"))
 
     def forget(self, rid: str) -> None:
         """No more outputs of `rid` are wanted."""
@@ -202,8 +317,7 @@ class EngineClient:
 
     async def stats(self, patience: float = 5.0) -> Mapping[str, Any]:
         """The engine's gauges, as its state has them, within `patience` seconds. Raises EngineGone, TimeoutError."""
-        if self._gone is not None:
-            raise EngineGone(str(self._gone))
+        self._check_there()
         call = next(self._numbers)
         future = self._calls[call] = asyncio.get_running_loop().create_future()
         self._send(StatsRequest(call))
@@ -218,8 +332,7 @@ class EngineClient:
         The call is the engine's once it is sent: whoever stops waiting does not take it back. Raises EngineGone,
         TimeoutError.
         """
-        if self._gone is not None:
-            raise EngineGone(str(self._gone))
+        self._check_there()
         call = f"{self._base}-{next(self._numbers)}"
         future = self._controls[call] = asyncio.get_running_loop().create_future()
         self.submit(kind(t=0, call=call, **fields))
@@ -227,6 +340,12 @@ class EngineClient:
             return await asyncio.wait_for(future, patience)
         finally:
             self._controls.pop(call, None)
+
+    def _check_there(self) -> None:
+        if self._gone is not None:
+            raise EngineGone(str(self._gone))
+        if self._away:
+            raise EngineAway("its process has ended and is being started again")
 
     def stop(self) -> None:
         """Asks the engine's process to end, and tells everybody who still waits for it."""
@@ -250,11 +369,15 @@ class EngineClient:
                 future.set_exception(why)
 
     def close(self) -> None:
-        self._commands.close()
-        self._outputs.close()
+        self._close_sockets()
         self._context.term()
 
+    def _close_sockets(self) -> None:
+        for socket in self._sockets or ():
+            socket.close()
+        self._sockets = None
+
     def _send(self, message: Message) -> None:
-        if self._gone is None:
+        if self._gone is None and self._sockets is not None:
             # The queue has no limit and so never blocks; the future that pyzmq returns is done at once.
-            self._commands.send_multipart(to_frames(message))
+            self._sockets[0].send_multipart(to_frames(message))

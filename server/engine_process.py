@@ -21,10 +21,12 @@ from typing import Any
 import orjson
 import zmq
 
+from leftfold.recall import Memory, Recall
 from leftfold.server.launch import BROKEN, REFUSED
 from leftfold.server.options import ServeOptions
 from leftfold.server.publishing import Publisher
 from leftfold.server.wire import (
+    Ask,
     Failed,
     Ready,
     Stats,
@@ -66,6 +68,7 @@ def main() -> int:
     try:
         publisher = Publisher(send)
         engine = _build(setup["builder"], ServeOptions.from_dict(setup["options"]), publisher)
+        engine.memory = Memory()
         engine.start()
     except Exception as error:  # the one boundary: whatever a model, a disk or a setting does wrong at the start
         if os.environ.get("LEFTFOLD_DEBUG"):
@@ -126,8 +129,17 @@ def _take(engine: Any, message: Any, send: Callable[[Any], None]) -> None:
             engine.submit(type(event), **fields)
         case StatsRequest(call):
             send(Stats(call, engine.stats()))
+        case Ask(call, wanted, calls):
+            engine.recall(Recall(call, [_wanted(row) for row in wanted], calls))
         case Stop():
             engine.stop()
+
+
+def _wanted(row: Any) -> tuple[tuple[str, int, int], int]:
+    match row:
+        case [str(rid), int(epoch), int(choice), int(position)]:
+            return (rid, epoch, choice), position
+    raise WireError(f"an Ask for {row!r}"[:200])
 
 
 def _die_with_parent() -> None:

@@ -64,8 +64,10 @@ class Generation:
     async def begin(self) -> None:
         """Admits the choices; raises the ApiError if the engine refuses at once (a status can still say so)."""
         self._check_awake()
-        if not self._state.ready:  # a stop came while the prompt was read
+        if self._state.phase == "draining":  # a stop came while the prompt was read
             raise stopping()
+        if not self._state.ready:
+            raise self._state.unready()
         limits = deadlines(self._job.timeout, self._job.queue_timeout, self._state.options)
         try:
             self._group = self._state.serving().engine.admit([{**r, **limits} for r in self._job.requests()])

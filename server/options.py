@@ -17,7 +17,8 @@ class ServeOptions(EngineOptions):
     `shutdown_timeout` in seconds. `max_body_bytes`: largest request body. `max_open_requests`: HTTP requests that are
     being answered at a time. `max_n`: most choices of one request. `request_timeout`, `queue_timeout`: seconds until a
     request ends, or must run, at the latest (0: no limit). `sleep_policy`: while paused or asleep new requests "wait",
-    or the server will "refuse" them. An empty key is a ValueError: it would open the server.
+    or the server will "refuse" them. `engine_restarts`: how often in a row an engine process that died is started
+    again. An empty key is a ValueError: it would open the server.
     """
 
     host: str = "127.0.0.1"
@@ -29,6 +30,7 @@ class ServeOptions(EngineOptions):
     request_timeout: float = 0.0
     queue_timeout: float = 600.0
     sleep_policy: str = "wait"
+    engine_restarts: int = 5
     max_body_bytes: int = 16 * 1024 * 1024
     max_open_requests: int = 4096
     max_n: int = 128

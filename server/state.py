@@ -46,7 +46,7 @@ class Service:
 
 @dataclass
 class ServerState:
-    """`phase`: starting · fetching · loading · ready · refusing · draining · failed. `reason`: why it refuses.
+    """`phase`: starting · fetching · loading · ready · restarting · refusing · draining · failed; `reason`: for it.
 
     `open`: the answers under way, by the id that the client sees.
     """
@@ -90,6 +90,11 @@ class ServerState:
             raise unavailable(refusing, "refusing")
         if self.options.sleep_policy == "refuse" and (resting := self.resting):
             raise unavailable(f"the engine is {resting}, and requests are refused meanwhile", resting)
+
+    def unready(self) -> ApiError:
+        """The 503 for whoever comes while no work is taken."""
+        reason = f": {self.reason}" if self.reason else ""
+        return unavailable(f"not ready: {self.phase}{reason}", self.phase)
 
     @property
     def alive(self) -> bool:

@@ -12,7 +12,7 @@ import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import orjson
 import uvicorn
@@ -24,16 +24,20 @@ from leftfold.server.folders import SocketFolder
 from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
+from leftfold.server.restarts import Restarts
 from leftfold.server.state import ServerState, Service
 from leftfold.server.throughput import report_throughput
-from leftfold.text import TextError, load_tokenizer
+from leftfold.text import TextError, Tokenizer, load_tokenizer
 
 T = TypeVar("T")
+_log = logging.getLogger("leftfold.server")
 _STOP_SECONDS = 2.0
 """So long after the drain the engine is killed, if it has not ended; whatever else takes time runs beside that."""
 _CUT_SECONDS = 0.3
 """How long those who are cut off wait for their ends from the engine; then they are told without it."""
 _ANSWER_SECONDS = 0.5
+_LAST_WORDS_SECONDS = 0.05
+"""What a process that was killed has said last is read for so long."""
 
 
 class _Refused(Exception):
@@ -41,7 +45,11 @@ class _Refused(Exception):
 
 
 class _Broken(Exception):
-    """The engine's process ended by itself."""
+    """The engine's process ended by itself, once too often."""
+
+
+class _Died(Exception):
+    """The engine's process ended by itself; the message says how."""
 
 
 class _Http(uvicorn.Server):
@@ -65,6 +73,8 @@ class Supervisor:
         self._folder = SocketFolder()
         self._client: EngineClient | None = None
         self._process: Process | None = None
+        self._starts = 0
+        self._engine_addresses: dict[str, str] = {}
         self._asked_to_stop = asyncio.Event()
         self._asked_again = asyncio.Event()
         self._no_fetch = threading.Event()
@@ -106,15 +116,33 @@ class Supervisor:
             await asyncio.gather(life, asked, return_exceptions=True)
 
     async def _live(self) -> None:
-        """Fetches, loads, serves; ends only by an exception."""
+        """Fetches, loads, serves; an engine that dies is started again. Ends only by an exception."""
         self._state.phase = "fetching" if not hub.is_local(self._options.model) else "loading"
         try:
             model = await _in_thread(lambda: hub.resolve(self._options.model, cancel=self._no_fetch), self._no_fetch)
             self._state.phase = "loading"
-            client, process = await self._start_engine()
+            client = self._client = EngineClient(**self._addresses())
+            process = await self._start_engine()
             tokenizer = await _in_thread(lambda: load_tokenizer(model.path))
         except (hub.HubError, TextError) as error:
             raise _Refused(str(error)) from error
+        restarts = Restarts(self._options.engine_restarts)
+        while True:
+            try:
+                await self._serve_with(client, process, tokenizer, restarts)
+            except _Died as died:
+                delay = restarts.died() if self._state.service is not None else None
+                if delay is None or self._asked_to_stop.is_set():
+                    raise self._broken(client, str(died)) from died
+                self._lost(client, str(died), restarts, delay)
+            await asyncio.sleep(delay)
+            client.connect(**self._addresses())
+            process = await self._start_engine()
+
+    async def _serve_with(
+        self, client: EngineClient, process: Process, tokenizer: Tokenizer, restarts: Restarts
+    ) -> NoReturn:
+        """One engine process, from its start to its end. Raises _Died; _Refused if it is the first and cannot start."""
         receiver = asyncio.create_task(client.run())
         ended = asyncio.create_task(process.wait())
         reporter: asyncio.Task[None] | None = None
@@ -123,48 +151,79 @@ class Supervisor:
             if ended.done():
                 await asyncio.wait({client.ready}, timeout=_ANSWER_SECONDS)  # its last words may still be on the way
             if not client.ready.done():
-                raise _Broken(f"the engine process ended with code {process.returncode} before it was ready")
-            self._open(Service(client, tokenizer, client.ready.result()))
+                raise _Died(f"the engine process ended with code {process.returncode} before it was ready")
+            await self._open(Service(client, tokenizer, client.ready.result()), ended)
+            restarts.ready()
             reporter = asyncio.create_task(report_throughput(client))
             await _first(ended, receiver)
             if process.returncode == BROKEN:  # it has said why, and that may still be on the way
                 await asyncio.wait({client.failed}, timeout=_ANSWER_SECONDS)
-            raise self._broken(client, process.returncode)
+            elif ended.done():
+                await asyncio.sleep(_LAST_WORDS_SECONDS)
+            if client.failed.done():
+                raise _Died(f"the engine stopped: {client.failed.result()}")
+            raise _Died(f"the engine process ended with code {process.returncode}")
         except EngineGone as error:
-            raise _Refused(str(error)) from error
+            if self._state.service is None:
+                raise _Refused(str(error)) from error
+            raise _Died(str(error)) from error
         finally:
             for task in (receiver, ended, reporter):
                 if task is not None:
                     task.cancel()
+            if process.returncode is None and not self._asked_to_stop.is_set():
+                process.kill()
 
-    def _broken(self, client: EngineClient, code: int | None) -> _Broken:
-        why = client.failed.result() if client.failed.done() else f"the engine process ended with code {code}"
+    def _lost(self, client: EngineClient, why: str, restarts: Restarts, delay: float) -> None:
+        """The engine is away for a while: nobody new meanwhile, and those who are being answered wait."""
+        if self._state.phase != "draining":
+            self._state.phase, self._state.reason = "restarting", why
+        client.lost(why)
+        count = f"{restarts.in_a_row} of {self._options.engine_restarts} in a row"
+        _log.error("%s; starting it again in %g s (%s)", why, delay, count)
+
+    def _broken(self, client: EngineClient, why: str) -> _Broken:
         self._state.phase = "failed"
-        client.gone(why)
-        return _Broken(f"the engine stopped: {why}" if client.failed.done() else why)
+        client.gone(why.removeprefix("the engine stopped: "))
+        return _Broken(why)
 
-    def _open(self, service: Service) -> None:
-        fault = service.info.get("fault")
+    async def _open(self, service: Service, ended: asyncio.Future[Any]) -> None:
+        fault, again = service.info.get("fault"), self._state.service is not None
         self._state.service = service
         if fault:
             self._state.phase, self._state.reason = "refusing", str(fault)
             print(f"leftfold: refusing all work: {fault}", file=sys.stderr)
             return
-        self._state.phase = "ready"
+        caught_up = asyncio.create_task(service.engine.catch_up())
+        await _first(caught_up, ended)
+        if not caught_up.done():
+            caught_up.cancel()
+            return
+        caught_up.result()
+        if not self._asked_to_stop.is_set():
+            self._state.phase, self._state.reason = "ready", ""
+        if again:
+            _log.warning("the engine is there again")
+            return
         host, port = self._listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"leftfold: serving {self._state.model_name} on http://{shown}:{port}", file=sys.stderr, flush=True)
 
-    async def _start_engine(self) -> tuple[EngineClient, Process]:
-        addresses = {name: f"ipc://{self._folder.path}/{name}" for name in ("commands", "outputs")}
-        self._client = EngineClient(**addresses)
-        setup = {**addresses, "builder": self._builder, "options": self._options.without_keys()}
+    def _addresses(self) -> dict[str, str]:
+        """Of new sockets, so that nothing of one engine process can reach the next."""
+        self._starts += 1
+        names = {"commands": f"in{self._starts}", "outputs": f"out{self._starts}"}
+        self._engine_addresses = {role: f"ipc://{self._folder.path}/{name}" for role, name in names.items()}
+        return self._engine_addresses
+
+    async def _start_engine(self) -> Process:
+        setup = {**self._engine_addresses, "builder": self._builder, "options": self._options.without_keys()}
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "leftfold.server.engine_process", stdin=PIPE, start_new_session=True
         )
         assert self._process.stdin is not None
         self._process.stdin.write(orjson.dumps(setup) + b"\n")
-        return self._client, self._process
+        return self._process
 
     async def _drain(self) -> None:
         """Nobody new, and a while for those who are being answered; a second signal cuts it short.

@@ -41,6 +41,18 @@ class Stop:
 
 
 @dataclass(frozen=True, slots=True)
+class Ask:
+    """Asks for all that is known of choices from a position on; rows come, then an `Answered` for `call`.
+
+    `wanted`: [rid, epoch, choice, position]; `calls`: control calls that wait for their answers.
+    """
+
+    call: str
+    wanted: Sequence[Sequence[Any]]
+    calls: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Ready:
     """The engine takes work. `info`: what the server must know (`max_model_len`, `vocab_size`, …)."""
 
@@ -108,11 +120,11 @@ class Answered:
     info: Any = None
 
 
-Message = Submit | StatsRequest | Stop | Ready | Failed | Outputs | Stats | Status | Answered
+Message = Submit | StatsRequest | Stop | Ask | Ready | Failed | Outputs | Stats | Status | Answered
 
 _TAGS: Mapping[type, bytes] = {
     Submit: b"E", StatsRequest: b"Q", Stop: b"X", Ready: b"R", Failed: b"F", Outputs: b"O", Stats: b"S",
-    Status: b"G", Answered: b"A",
+    Status: b"G", Answered: b"A", Ask: b"K",
 }  # fmt: skip
 _TYPES = {tag: kind for kind, tag in _TAGS.items()}
 
@@ -149,6 +161,7 @@ def from_frames(frames: Sequence[bytes]) -> Message:
 
 _FIELDS: Mapping[type, Sequence[tuple[str, type]]] = {
     StatsRequest: (("call", int),),
+    Ask: (("call", str), ("wanted", list), ("calls", list)),
     Ready: (("info", dict),),
     Failed: (("message", str),),
     Stats: (("call", int), ("values", dict)),

@@ -11,6 +11,7 @@ import httpx
 from leftfold.events import Abort, Event
 from leftfold.executor.base import Score
 from leftfold.server.app import create_app
+from leftfold.server.choices import Choice
 from leftfold.server.client import EngineGone, Group
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
@@ -54,12 +55,13 @@ class InstantEngine:
         self.version = ""
         self.values: dict[str, Any] = {"running": 0, "waiting": 0, "num_pages": 8, "pages_free": 8, "pages_cached": 0}
 
-    def admit(self, requests: Sequence[Mapping[str, Any]]) -> Group:
+    def admit(self, requests: Sequence[Mapping[str, Any]], base: str | None = None) -> Group:
         if self.gone:
             raise EngineGone(self.gone)
         rids = [f"r{len(self.admitted) + i}" for i in range(len(requests))]
         self.admitted += requests
-        group = Group(self, rids)  # type: ignore[arg-type]
+        choices = [Choice(rid, len(request["prompt"])) for rid, request in zip(rids, requests, strict=True)]
+        group = Group(self, choices)  # type: ignore[arg-type]
         self.groups.append(group)
         if not self.silent:
             for rid, request in zip(rids, requests, strict=True):
@@ -91,6 +93,11 @@ class InstantEngine:
     def submit(self, event: Event) -> None:
         assert isinstance(event, Abort)
         self.aborted.append(event)
+
+    end = submit
+
+    def ask_again(self, choice: Choice) -> None:
+        raise AssertionError(f"something before the next output of {choice.rid} is missing")
 
     async def control(self, kind: type[Event], patience: float | None = None, **fields: Any) -> Answered:
         kind(t=0, call="c", **fields)  # such an event can be made

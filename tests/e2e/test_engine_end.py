@@ -16,7 +16,7 @@ from tests.tiny_folder import write_tokenizer
 
 def test_an_engine_that_gives_up_says_why_to_client_and_operator(tmp_path: Path) -> None:
     folder, port = write_tokenizer(tmp_path / "toy", {}), free_port()
-    options = json.dumps({"model": str(folder), "port": port, "served_model_name": "toy"})
+    options = json.dumps({"model": str(folder), "port": port, "served_model_name": "toy", "engine_restarts": 0})
     command = [sys.executable, "-m", "tests.e2e.giving_up", options]
     with ServerProcess(command, port, folder / "stderr.txt") as server:
         server.wait_until_ready()

@@ -133,7 +133,7 @@ def test_a_stop_tells_those_who_wait_even_if_the_engine_does_not(folder: Path) -
 
 
 def test_an_engine_that_dies_takes_the_server_with_it_and_says_so(folder: Path) -> None:
-    with ServerProcess.toy(folder) as server:
+    with ServerProcess.toy(folder, engine_restarts=0) as server:
         server.wait_until_ready()
         assert chat(server, max_tokens=3).status_code == 200
         answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "die?"}, timeout=PATIENCE)

@@ -13,10 +13,11 @@ import zmq
 import zmq.asyncio
 
 from leftfold.events import Abort, Admit, FlushCache, Pause, Resume
-from leftfold.server.client import EngineClient, EngineGone, Group
+from leftfold.server.client import EngineAway, EngineClient, EngineGone, Group
 from leftfold.server.throughput import line
 from leftfold.server.wire import (
     Answered,
+    Ask,
     Failed,
     Output,
     Outputs,
@@ -81,8 +82,9 @@ async def take(group: Group, count: int) -> list[tuple[int, Output]]:
     return items
 
 
-def row(rid: str, token: int, end: str | None = None) -> Output:
-    return Output(rid, 0, 5, [token], end, None, None)
+def row(rid: str, token: int, end: str | None = None, at: int = 1) -> Output:
+    """Prompts have one token here, so the first that is generated is at position 1."""
+    return Output(rid, 0, at, [token], end, None, None)
 
 
 def test_each_choice_hears_its_own_outputs_in_order(tmp_path: Path) -> None:
@@ -93,7 +95,7 @@ def test_each_choice_hears_its_own_outputs_in_order(tmp_path: Path) -> None:
         assert len(set(rids)) == 3
         a, b, c = rids
         await peer.say(Outputs([row(b, 1), row("somebody else", 9), row(c, 2), row(a, 3)]))
-        await peer.say(Outputs([row(b, 4, "length"), row(a, 5), row(a, 6, "stop"), row(c, 7, "length")]))
+        await peer.say(Outputs([row(b, 4, "length", 2), row(a, 5, at=2), row(a, 6, "stop", 3), row(c, 7, "length", 2)]))
         assert [(i, o.tokens) for i, o in await take(group, 9)] == [(1, [1]), (0, [3]), (1, [4]), (0, [5]), (0, [6])]
         assert [(i, o.tokens) for i, o in await take(other, 9)] == [(0, [2]), (0, [7])]
 
@@ -124,7 +126,7 @@ def test_after_a_stop_string_the_end_alone_is_heard(tmp_path: Path) -> None:
     async def scenario(client: EngineClient, peer: Peer) -> None:
         group = client.admit([{"prompt": [1]}])
         rid = (await peer.heard()).event.rid
-        await peer.say(Outputs([row(rid, 1), row(rid, 2), row(rid, 3, "length")]))
+        await peer.say(Outputs([row(rid, 1), row(rid, 2, at=2), row(rid, 3, "length", 3)]))
         heard = []
         async for _, output in group:
             heard.append(output.tokens)
@@ -193,7 +195,7 @@ def test_a_group_knows_its_end_before_anybody_reads_it(tmp_path: Path) -> None:
         group.abort("abort_requests")
         assert [(await peer.heard()).event.rid for _ in range(2)] == [a, b]
         await peer.say(Outputs([row(a, 1, "abort")]))
-        await peer.say(Outputs([row(b, 1), row(b, 2, "length")]))
+        await peer.say(Outputs([row(b, 1), row(b, 2, "length", 2)]))
         await ended
         assert [(i, o.finish_reason) for i, o in await take(group, 9)] == [(0, "abort"), (1, None), (1, "length")]
 
@@ -222,6 +224,91 @@ def test_everybody_who_waits_hears_that_the_engine_is_gone(tmp_path: Path) -> No
             await client.ready
         client.submit(Admit(t=0, rid="x"))
         group.close()
+
+    run(tmp_path, scenario)
+
+
+async def next_process(folder: Path, client: EngineClient, old: Peer) -> tuple[Peer, asyncio.Task[None]]:
+    """The engine's process is lost, and another one listens."""
+    client.lost("it fell")
+    old.close()
+    addresses = [f"ipc://{folder}/c2", f"ipc://{folder}/o2"]
+    client.connect(*addresses)
+    return Peer(*addresses), asyncio.create_task(client.run())
+
+
+def test_a_new_process_is_asked_for_the_rest_and_told_what_it_does_not_know(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, old: Peer) -> None:
+        group = client.admit([{"prompt": [1]}, {"prompt": [2]}, {"prompt": [3]}])
+        left = client.admit([{"prompt": [4]}, {"prompt": [5]}])
+        a, b, c, d, e = [(await old.heard()).event.rid for _ in range(5)]
+        await old.say(Outputs([row(a, 7), row(a, 8, at=2), row(c, 9, "length")]))
+        assert len(await take(group, 3)) == 3
+        left.close()
+        assert {(await old.heard()).event.rid for _ in range(2)} == {d, e}
+        waiting = asyncio.create_task(client.control(Pause, mode="wait"))
+        call = (await old.heard()).event.call
+        stats = asyncio.create_task(client.stats())
+        await old.heard()
+        peer, running = await next_process(tmp_path, client, old)
+        with pytest.raises(EngineAway):
+            await stats
+        with pytest.raises(EngineAway):
+            await client.control(Resume)
+        late = client.admit([{"prompt": [6]}])  # goes there when it is known to be there
+        catching_up = asyncio.create_task(client.catch_up())
+        asked = await peer.heard()
+        assert isinstance(asked, Ask) and asked.calls == [call]
+        (f,) = [choice.rid for choice in late.choices]
+        assert [[rid, at] for rid, _, _, at in asked.wanted[:3]] == [[a, 3], [b, 1], [f, 1]]
+        assert [rid for rid, *_ in asked.wanted[3:]] == [d, e]
+        await peer.say(Outputs([row(a, 11, at=5)]))  # drawn before the question came: what lies between is on its way
+        await peer.say(Outputs([Output(a, 0, 3, [9, 10, 11], None, None, None)]))
+        unknown = [[rid, 0, 0] for rid in (b, f, e)]
+        await peer.say(Answered(asked.call, True, {"unknown": unknown, "calls": [call]}))
+        await catching_up
+        again = [(await peer.heard()).event for _ in range(3)]
+        assert [(type(event), event.rid) for event in again] == [(Admit, b), (Admit, f), (Abort, d)]
+        with pytest.raises(EngineAway, match="open"):
+            await waiting
+        await peer.say(Outputs([row(a, 12, "length", 6), row(b, 1, "length")]))
+        heard = [(i, o.position, o.tokens) for i, o in await take(group, 3)]
+        assert heard == [(0, 3, [9, 10, 11]), (0, 6, [12]), (1, 1, [1])]
+        running.cancel()
+        peer.close()
+
+    run(tmp_path, scenario)
+
+
+def test_what_is_drawn_again_is_dropped_when_the_same_and_ends_the_choice_when_not(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        group = client.admit([{"prompt": [1]}, {"prompt": [2]}])
+        a, b = [(await peer.heard()).event.rid for _ in range(2)]
+        await peer.say(Outputs([Output(r, 0, 1, [5, 6, 7], None, None, None) for r in (a, b)]))
+        await peer.say(Outputs([Output(a, 0, 1, [5, 6], None, None, None), row(a, 7, at=3), row(a, 8, "length", 4)]))
+        await peer.say(Outputs([Output(b, 0, 1, [5, 9, 7, 8], None, None, None), row(b, 8, "length", 4)]))
+        heard = await take(group, 9)
+        assert [(i, o.tokens, o.finish_reason) for i, o in heard] == [
+            (0, [5, 6, 7], None), (1, [5, 6, 7], None), (0, [8], "length"), (1, [], "error"),
+        ]  # fmt: skip
+        error = heard[-1][1].error
+        assert error is not None and error["code"] == "diverged" and "position 2" in error["text"]
+        ended = (await peer.heard()).event
+        assert (ended.rid, ended.reason) == (b, "diverged")
+
+    run(tmp_path, scenario)
+
+
+def test_a_hole_is_asked_for_once(tmp_path: Path) -> None:
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        group = client.admit([{"prompt": [1]}])
+        rid = (await peer.heard()).event.rid
+        await peer.say(Outputs([row(rid, 5), row(rid, 7, at=3), row(rid, 8, "length", 4)]))
+        assert await peer.heard() == Ask("", [[rid, 0, 0, 2]], [])
+        await peer.say(Outputs([Output(rid, 0, 2, [6, 7, 8], "length", None, None)]))
+        assert [o.tokens for _, o in await take(group, 9)] == [[5], [6, 7, 8]]
+        client.stop()
+        assert await peer.heard() == Stop()
 
     run(tmp_path, scenario)
 

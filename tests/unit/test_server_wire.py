@@ -20,6 +20,7 @@ from leftfold.fsm.effects import Output as EngineOutput
 from leftfold.server.publishing import Publisher
 from leftfold.server.wire import (
     Answered,
+    Ask,
     Failed,
     Output,
     Outputs,
@@ -40,6 +41,7 @@ from tests.engines import Listener, admit, engine
 @pytest.mark.parametrize("message", [
     StatsRequest(7),
     Stop(),
+    Ask("c", [["r", 0, 0, 7]], ["d"]),
     Ready({"max_model_len": 64, "fault": ""}),
     Failed("one line: é"),
     Stats(7, {"running": 1, "gate": "running"}),
