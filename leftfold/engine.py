@@ -59,7 +59,7 @@ class Engine:
     called in the engine's thread for each event, in order, once the log says that the event is safe; the engine goes on
     computing meanwhile. `on_log_failure`: "stop" admitting, or "serve" on, while the log cannot be written. `clock`:
     wall nanoseconds. `resume`: whether requests that the log holds go on; else they are aborted at the start.
-    `memory`: what the fold of the log said, kept until somebody asks for it; set one before `start` where somebody will.
+    `memory`: what the fold of the log said, kept until somebody asks for it; set before `start` where somebody will.
     """
 
     def __init__(
