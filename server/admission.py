@@ -21,7 +21,7 @@ DEFAULT_MAX_TOKENS = 16
 class Job:
     """A generation: `n` choices for each of `prompts`; choice i belongs to prompt i // n. `params` has no seed yet.
 
-    `want`: scores beside the tokens, as `Admit.want` says it.
+    `want`: scores beside the tokens, as `Admit.want` says it. `token_ids`: pieces come for every token, text or not.
     """
 
     prompts: Sequence[Sequence[int]]
@@ -33,6 +33,7 @@ class Job:
     timeout: float | None = None
     queue_timeout: float | None = None
     want: Mapping[str, int] | None = None
+    token_ids: bool = False
 
     def requests(self) -> list[dict[str, Any]]:
         """The `Admit` fields of every choice; the first choice of a prompt draws as if it were alone."""
@@ -129,6 +130,8 @@ def _check_common(body: GenerationBody) -> None:
         if not isinstance(body.stream_options.get("include_usage") or False, bool):
             value = body.stream_options["include_usage"]
             raise invalid("stream_options.include_usage", "must be a boolean", value)
+        if not isinstance(ids := body.stream_options.get("include_ids", True), bool):
+            raise invalid("stream_options.include_ids", "must be a boolean", ids)
 
 
 def _job(body: GenerationBody, service: Service, prompts: list[list[int]], max_tokens: int, param: str) -> Job:
@@ -157,7 +160,10 @@ def _job(body: GenerationBody, service: Service, prompts: list[list[int]], max_t
         logit_bias=body.logit_bias or None,
     )
     seed = secrets.randbits(64) if body.seed is None else body.seed
-    return Job(prompts, body.n, params, seed, body.stop, body.priority, body.timeout, body.queue_timeout)
+    return Job(
+        prompts, body.n, params, seed, body.stop, body.priority, body.timeout, body.queue_timeout,
+        token_ids=body.return_token_ids,
+    )  # fmt: skip
 
 
 def check_prompt(prompt: Sequence[int], service: Service, param: str) -> None:

@@ -58,6 +58,11 @@ class Choice:
             self.end, self.admit = output, None
         return output if output.tokens or output.finish_reason is not None or output.scores else None
 
+    def cut(self) -> None:
+        """Nobody hears any more of it: it ends here, if it has not."""
+        if self.end is None:
+            self.end, self.admit = Output(self.rid, 0, self.expected, [], "abort", None, None, self.version), None
+
     def _differs(self, output: Output, known: int) -> int | None:
         """The first position at which a token that is known comes as another one."""
         start = output.position - self.first

@@ -61,7 +61,7 @@ class Group:
         self.choices = list(choices)
         self._index = {choice.rid: i for i, choice in enumerate(choices)}
         self._open = dict.fromkeys(self._index)
-        self._live = set(self._index)
+        self._live = {choice.rid for choice in choices if choice.end is None}
         self._stopped: set[str] = set()  # by a stop string; what comes yet is the end, with its counts
         self._arrived: deque[Output | EngineGone] = deque()
         self._news = asyncio.Event()
@@ -69,6 +69,10 @@ class Group:
         self.gone: EngineGone | None = None
         self.listeners: list[Callable[[], None]] = []
         """Called whenever something has come."""
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when the last choice has ended."""
+        if not self._live:
+            self._ended.set()
 
     def choice(self, rid: str) -> Choice:
         """The choice that the engine knows by `rid`."""
@@ -96,6 +100,11 @@ class Group:
         self._news.set()
         for listener in self.listeners:
             listener()
+
+    @property
+    def over(self) -> bool:
+        """Whether every choice has ended, or the engine is gone."""
+        return self._ended.is_set()
 
     async def ended(self) -> None:
         """Waits until every choice has ended, whether or not somebody has read that already."""
@@ -137,6 +146,8 @@ class Group:
     def close(self) -> int:
         """Aborts the choices that have not ended (the client is gone, or the request failed); how many those are."""
         live = [rid for rid in self._open if rid in self._live and rid not in self._stopped]
+        for choice in self.choices:
+            choice.cut()
         for rid in list(self._open):
             self._forget(rid)
         for rid in live:
@@ -150,8 +161,9 @@ class Group:
 
     def _end(self, rid: str) -> None:
         self._live.discard(rid)
-        if not self._live:
+        if not self._live and not self._ended.is_set():
             self._ended.set()
+            self.on_end()
 
 
 class EngineClient:

@@ -27,6 +27,7 @@ _FIRST_OUTPUT_SECONDS = 5.0
 class Delta:
     """New text of choice `index`; `finish_reason` (the API's word) comes with the last one.
 
+    `tokens`: those that it stands for; `at`: how much of the choice there is with it, tokens and one more for the end.
     `scores`, where they are wanted: of each token since the last one, its text shown or not; `prompt_scores`: of the
     prompt's, with the first.
     """
@@ -36,17 +37,21 @@ class Delta:
     finish_reason: str | None = None
     scores: Sequence[Score] = ()
     prompt_scores: Sequence[Score] = ()
+    tokens: Sequence[int] = ()
+    at: int = 0
 
 
 class Generation:
     """Runs a job: `begin`, iterate for deltas, and always `close`, which aborts what is still running.
 
-    `id`: the answer's, as the client sees it. `version`: of the weights that the last tokens came from.
+    `id`: the answer's, as the client sees it; `base`: of the ids that the engine knows it by. `version`: of the
+    weights that the last tokens came from. `patient`: the server's end does not wait for it, nor ends it.
     """
 
-    def __init__(self, state: ServerState, job: Job) -> None:
-        self.id = ""
+    def __init__(self, state: ServerState, job: Job, patient: bool = False) -> None:
+        self.id = self.base = ""
         self.version = ""
+        self._patient = patient
         service = state.serving()
         self._state = state
         self._metrics = state.metrics
@@ -62,23 +67,52 @@ class Generation:
         self._group: Group | None = None
 
     async def begin(self) -> None:
-        """Admits the choices; raises the ApiError if the engine refuses at once (a status can still say so)."""
+        """Admits the choices, and waits for the first output, so that a status can say so if the engine refuses."""
+        self.admit()
+        await self.first()
+
+    def admit(self) -> None:
+        """Sends the choices to the engine. Raises ApiError where it takes no work."""
         self._check_awake()
         if self._state.phase == "draining":  # a stop came while the prompt was read
             raise stopping()
         if not self._state.ready:
             raise self._state.unready()
         limits = deadlines(self._job.timeout, self._job.queue_timeout, self._state.options)
+        requests = [{**request, **limits} for request in self._job.requests()]
         try:
-            self._group = self._state.serving().engine.admit([{**r, **limits} for r in self._job.requests()])
+            self._group = self._state.serving().engine.admit(requests, self.base or None)
         except EngineGone as gone:
-            raise _gone(gone) from gone
-        self._state.enter(self.id, self._group)
+            raise gone_error(gone) from gone
+        self._state.enter(self.id, self._group, self._patient)
+
+    async def first(self) -> None:
+        """Waits a while for the first output; raises the ApiError if it says that there is no answer."""
         first = None
         with contextlib.suppress(TimeoutError):  # a long wait: let the client see that the answer has begun
-            first = await asyncio.wait_for(self._group.first(), _FIRST_OUTPUT_SECONDS)
+            first = await asyncio.wait_for(self.group.first(), _FIRST_OUTPUT_SECONDS)
         if first is not None:
             self._check(first)
+
+    def take_up(self, group: Group) -> None:
+        """Goes on with what an earlier process of the server has begun."""
+        self._group = group
+        self._state.enter(self.id, group, self._patient)
+
+    @property
+    def group(self) -> Group:
+        assert self._group is not None, "begin comes first"
+        return self._group
+
+    async def run(self) -> None:
+        """Goes on to the end, whoever listens: stop strings end it, and it is counted."""
+        try:
+            async for _ in self:
+                pass
+        except ApiError:
+            pass  # whoever reads it hears that
+        finally:
+            self.close()
 
     def close(self) -> None:
         """Aborts whatever has not ended; closing twice is fine."""
@@ -92,18 +126,10 @@ class Generation:
     def usage(self) -> dict[str, Any]:
         """Token counts so far, in the API's form."""
         prompt = sum(len(p) for p in self._job.prompts)
-        completion = sum(choice.tokens for choice in self._choices)
-        cached = sum(self._cached[:: self._job.n])
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": cached},
-        }
+        return usage_of(prompt, sum(choice.tokens for choice in self._choices), sum(self._cached[:: self._job.n]))
 
     async def __aiter__(self) -> AsyncIterator[Delta]:
-        assert self._group is not None, "begin comes first"
-        group = self._group
+        group = self.group
         try:
             async for index, output in group:
                 if self._choices[index].reason is not None:  # a stop string has ended it; this is what it had cost
@@ -115,16 +141,17 @@ class Generation:
                 choice = self._choices[index]
                 counted = choice.tokens
                 text = choice.take(output.tokens, output.finish_reason)
-                scores = self._scores(index, output, output.position + choice.tokens - counted)
+                tokens = output.tokens[: choice.tokens - counted]
+                scores = self._scores(index, output, output.position + len(tokens))
                 if choice.reason is not None:
                     group.stop(output, keep=choice.tokens)
                     self._metrics.finished(choice.reason, time.perf_counter() - self._started)
-                    yield Delta(index, text, FINISH_REASONS[choice.reason], *scores)
-                elif text or any(scores):
-                    yield Delta(index, text, None, *scores)
+                    yield Delta(index, text, FINISH_REASONS[choice.reason], *scores, tokens, choice.tokens + 1)
+                elif text or any(scores) or (tokens and self._job.token_ids):
+                    yield Delta(index, text, None, *scores, tokens, choice.tokens)
         except EngineGone as gone:
             if any(choice.reason is None for choice in self._choices):
-                raise _gone(gone) from gone
+                raise gone_error(gone) from gone
 
     def _scores(self, index: int, output: Output, end: int) -> tuple[Sequence[Score], Sequence[Score]]:
         """What came beside an output: of generated tokens before `end`, which count, and of the prompt's."""
@@ -176,7 +203,18 @@ class Generation:
             self._cached[index] = int(output.usage.get("cached_tokens") or 0)
 
 
-def _gone(reason: EngineGone) -> ApiError:
+def usage_of(prompt: int, completion: int, cached: int) -> dict[str, Any]:
+    """Token counts in the API's form."""
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def gone_error(reason: EngineGone) -> ApiError:
+    """What clients are told of an engine that is gone."""
     if isinstance(reason, EngineStopping):
         return stopping()
     return ApiError(500, f"the engine stopped: {reason}", kind="server_error", code="engine_gone")

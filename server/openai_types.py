@@ -128,11 +128,16 @@ class GenerationBody(_Body):
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     timeout: float | None = Field(None, gt=0, le=MAX_SECONDS)
     queue_timeout: float | None = Field(None, gt=0, le=MAX_SECONDS)
+    return_token_ids: bool = False
     user: Any = None
 
     @property
     def include_usage(self) -> bool:
         return bool((self.stream_options or {}).get("include_usage"))
+
+    @property
+    def include_ids(self) -> bool:
+        return bool((self.stream_options or {}).get("include_ids", True))
 
 
 class CompletionBody(GenerationBody):

@@ -18,7 +18,9 @@ class ServeOptions(EngineOptions):
     being answered at a time. `max_n`: most choices of one request. `request_timeout`, `queue_timeout`: seconds until a
     request ends, or must run, at the latest (0: no limit). `sleep_policy`: while paused or asleep new requests "wait",
     or the server will "refuse" them. `engine_restarts`: how often in a row an engine process that died is started
-    again. An empty key is a ValueError: it would open the server.
+    again. `on_disconnect`: a stream whose last reader hangs up is ended ("abort"), or goes on ("continue").
+    `retain_responses`: seconds for which an answer can be read again after its end. An empty key is a ValueError: it
+    would open the server.
     """
 
     host: str = "127.0.0.1"
@@ -31,6 +33,8 @@ class ServeOptions(EngineOptions):
     queue_timeout: float = 600.0
     sleep_policy: str = "wait"
     engine_restarts: int = 5
+    on_disconnect: str = "abort"
+    retain_responses: float = 600.0
     max_body_bytes: int = 16 * 1024 * 1024
     max_open_requests: int = 4096
     max_n: int = 128

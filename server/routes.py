@@ -9,14 +9,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from leftfold.server.admission import Job, chat_job, chat_prompt, check_token_ids, completion_job
-from leftfold.server.answers import Answer, ChatShape, TextShape
+from leftfold.server.answers import Answer, ChatShape, TextShape, chunk_frames, shape_of, terms_of
 from leftfold.server.bodies import documented, installed_version, json_response, read_body, server_state
 from leftfold.server.client import EngineGone
-from leftfold.server.errors import invalid, unavailable
-from leftfold.server.generation import Generation
+from leftfold.server.errors import ApiError, invalid, unavailable
 from leftfold.server.openai_types import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
+from leftfold.server.reading import Reading, cursor
 from leftfold.server.scores import ChatScores, TextScores
 from leftfold.server.state import ServerState
+from leftfold.server.streaming import EventStream
 
 router = APIRouter()
 _MOST_DECODED = 2**18
@@ -28,10 +29,13 @@ async def chat_completions(request: Request) -> Response:
     body = parse_body(ChatBody, await read_body(request))
     state.check_model(body.model)
     job = await chat_job(body, state.serving(), state.options.max_n)
-    shape = ChatShape(ChatScores(state.serving().tokenizer) if body.logprobs else None)
-    answer = Answer(Generation(state, job), shape, state.model_name, job.n)
+    tokenizer = state.serving().tokenizer
+    terms = terms_of(job, "chat", include_usage=body.include_usage, include_ids=body.include_ids)
+    answer = Answer(
+        state, job, terms, lambda: ChatShape(ChatScores(tokenizer) if body.logprobs else None, job.token_ids)
+    )
     if body.stream:
-        return await answer.stream(request, body.include_usage)
+        return await answer.stream(request)
     return json_response(await answer.whole(request))
 
 
@@ -42,11 +46,31 @@ async def completions(request: Request) -> Response:
     state.check_model(body.model)
     job = await completion_job(body, state.serving(), state.options.max_n)
     echoes = await _echoes(state, body.prompt, job.n) if body.echo else []
-    shape = TextShape(echoes, _text_scores(state, job, echoes) if body.logprobs is not None else ())
-    answer = Answer(Generation(state, job), shape, state.model_name, len(job.prompts) * job.n)
+    scored = body.logprobs is not None
+    terms = terms_of(job, "text", echoes=echoes, include_usage=body.include_usage, include_ids=body.include_ids)
+    answer = Answer(
+        state, job, terms,
+        lambda: TextShape(echoes, _text_scores(state, job, echoes) if scored else (), job.token_ids),
+    )  # fmt: skip
     if body.stream:
-        return await answer.stream(request, body.include_usage)
+        return await answer.stream(request)
     return json_response(await answer.whole(request))
+
+
+@router.get("/v1/streams/{name}")
+async def read_again(request: Request, name: str) -> Response:
+    """A stream of chunks from the place that `from` (or `Last-Event-ID`) names; without one from its beginning."""
+    state = server_state(request)
+    kept = state.shelf.get(name)
+    if kept is None or kept.terms.kind == "response":
+        raise ApiError(404, f"no stream {name[:80]!r} is kept here", param="id", code="stream_not_found")
+    asked = request.query_params.get("from")
+    given = request.headers.get("last-event-id") if asked is None else asked
+    have = cursor(given, len(kept.group.choices), "from")
+    reading = Reading(kept, state.serving().tokenizer, have)
+    shape = kept.shape() if kept.shape is not None else shape_of(kept.terms)
+    kept.join()
+    return EventStream(chunk_frames(kept.terms, state.model_name, shape, reading, have), kept.part)
 
 
 def _text_scores(state: ServerState, job: Job, echoes: Sequence[str]) -> list[TextScores]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from leftfold.server.client import EngineClient, Group
 from leftfold.server.errors import ApiError, unavailable
+from leftfold.server.kept import Shelf
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
 from leftfold.server.texts import Texts
@@ -48,7 +49,8 @@ class Service:
 class ServerState:
     """`phase`: starting · fetching · loading · ready · restarting · refusing · draining · failed; `reason`: for it.
 
-    `open`: the answers under way, by the id that the client sees.
+    `open`: the answers under way, by the id that the client sees; `patient`: those that go on at the next start.
+    `shelf`: those that can be read again.
     """
 
     options: ServeOptions
@@ -61,20 +63,31 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.open: dict[str, Group] = {}
+        self.patient: set[str] = set()
+        self.shelf = Shelf(self.options.retain_responses)
+        self.tasks: set[asyncio.Task[None]] = set()
         self.held_bytes = 0  # of bodies
         self.idle = asyncio.Event()
         self.idle.set()
 
-    def enter(self, answer: str, group: Group) -> None:
-        """A generation begins; `idle` is set while there is none."""
+    def enter(self, answer: str, group: Group, patient: bool = False) -> None:
+        """A generation begins; `idle` is set while there is none, but for `patient` ones."""
         self.open[answer] = group
-        self.idle.clear()
+        if patient:
+            self.patient.add(answer)
+        else:
+            self.idle.clear()
 
     def leave(self, answer: str) -> None:
         """A generation has ended."""
         del self.open[answer]
-        if not self.open:
+        self.patient.discard(answer)
+        if len(self.open) == len(self.patient):
             self.idle.set()
+
+    def cut_off(self) -> list[Group]:
+        """Those that a stop ends, once it has waited long enough."""
+        return [group for answer, group in self.open.items() if answer not in self.patient]
 
     @property
     def resting(self) -> str:
@@ -90,6 +103,12 @@ class ServerState:
             raise unavailable(refusing, "refusing")
         if self.options.sleep_policy == "refuse" and (resting := self.resting):
             raise unavailable(f"the engine is {resting}, and requests are refused meanwhile", resting)
+
+    def begin(self, work: Coroutine[Any, Any, None]) -> None:
+        """Does `work` beside everything else."""
+        task = asyncio.create_task(work)
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
 
     def unready(self) -> ApiError:
         """The 503 for whoever comes while no work is taken."""

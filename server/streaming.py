@@ -21,9 +21,11 @@ class ClientGone(Exception):
     """The client has hung up; there is nobody to answer."""
 
 
-def frame(data: Any) -> bytes:
-    """One server-sent event."""
-    return b"data: " + orjson.dumps(data) + b"\n\n"
+def frame(data: Any, name: str | None = None, event: str | None = None) -> bytes:
+    """One server-sent event. `name`: its id; `event`: its type."""
+    head = b"" if name is None else b"id: %b\n" % name.encode()
+    head += b"" if event is None else b"event: %b\n" % event.encode()
+    return head + b"data: " + orjson.dumps(data) + b"\n\n"
 
 
 async def _hung_up(receive: Receive) -> None:
@@ -55,11 +57,12 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, frames: AsyncIterator[bytes], closed: Callable[[], None]) -> None:
+    def __init__(self, frames: AsyncIterator[bytes], closed: Callable[[], None], last: bytes = DONE) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
         self._frames = frames
         self._closed = closed
+        self._last = last
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -71,16 +74,17 @@ class EventStream(Response):
 
     async def _send_all(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        async for piece in with_errors(self._frames):
+        async for piece in with_errors(self._frames, self._last):
             await send({"type": "http.response.body", "body": piece, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-async def with_errors(frames: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+async def with_errors(frames: AsyncIterator[bytes], last: bytes = DONE) -> AsyncIterator[bytes]:
     """`frames`, and if they fail midway, the error as the last event (the status has long been sent)."""
     try:
         async for piece in frames:
             yield piece
     except ApiError as error:
         yield frame(error.body())
-    yield DONE
+    if last:
+        yield last

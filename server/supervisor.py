@@ -12,6 +12,7 @@ import threading
 import time
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import orjson
@@ -25,6 +26,7 @@ from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
 from leftfold.server.restarts import Restarts
+from leftfold.server.restoring import adopt, go_on, log_folder
 from leftfold.server.state import ServerState, Service
 from leftfold.server.throughput import report_throughput
 from leftfold.text import TextError, Tokenizer, load_tokenizer
@@ -74,6 +76,7 @@ class Supervisor:
         self._client: EngineClient | None = None
         self._process: Process | None = None
         self._starts = 0
+        self._log_name = ""
         self._engine_addresses: dict[str, str] = {}
         self._asked_to_stop = asyncio.Event()
         self._asked_again = asyncio.Event()
@@ -123,6 +126,7 @@ class Supervisor:
             self._state.phase = "loading"
             client = self._client = EngineClient(**self._addresses())
             process = await self._start_engine()
+            self._log_name = model.name
             tokenizer = await _in_thread(lambda: load_tokenizer(model.path))
         except (hub.HubError, TextError) as error:
             raise _Refused(str(error)) from error
@@ -194,12 +198,14 @@ class Supervisor:
             self._state.phase, self._state.reason = "refusing", str(fault)
             print(f"leftfold: refusing all work: {fault}", file=sys.stderr)
             return
+        live = [] if again or self._log_folder is None else adopt(self._state, service.engine, self._log_folder)
         caught_up = asyncio.create_task(service.engine.catch_up())
         await _first(caught_up, ended)
         if not caught_up.done():
             caught_up.cancel()
             return
         caught_up.result()
+        go_on(self._state, live)
         if not self._asked_to_stop.is_set():
             self._state.phase, self._state.reason = "ready", ""
         if again:
@@ -208,6 +214,10 @@ class Supervisor:
         host, port = self._listeners[0].getsockname()[:2]
         shown = f"[{host}]" if ":" in host else host
         print(f"leftfold: serving {self._state.model_name} on http://{shown}:{port}", file=sys.stderr, flush=True)
+
+    @property
+    def _log_folder(self) -> Path | None:
+        return log_folder(self._options.log_dir, self._options.durability, self._log_name)
 
     def _addresses(self) -> dict[str, str]:
         """Of new sockets, so that nothing of one engine process can reach the next."""
@@ -235,7 +245,7 @@ class Supervisor:
         await _first(*enough, patience=self._options.shutdown_timeout)
         for task in enough:
             task.cancel()
-        for group in self._state.open.values():
+        for group in self._state.cut_off():
             group.abort("stopping")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._state.idle.wait(), _CUT_SECONDS)
@@ -249,6 +259,8 @@ class Supervisor:
             await http
         if self._process is not None:
             await self._end_engine(self._process, until - time.monotonic())
+        if self._state.shelf.file is not None:
+            await self._state.shelf.file.close()
         if self._client is not None:
             self._client.close()
         self._folder.close()

@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(http, "--request-timeout", type=seconds, help="seconds until an answer ends at the latest (0: no limit)")
     _add(http, "--queue-timeout", type=seconds, help="seconds that a request waits to run at most (600; 0: no limit)")
     _add(http, "--sleep-policy", choices=("wait", "refuse"), help="new requests while paused or asleep (wait)")
+    _add(http, "--on-disconnect", choices=("abort", "continue"), help="a stream whose client hangs up (abort)")
+    _add(http, "--retain-responses", type=seconds, help="seconds that an answer can be read again after its end (600)")
     _add(http, "--engine-restarts", type=natural, help="starts in a row of an engine process that died (5)")
     _add(http, "--disable-access-log", action="store_true", help="no line per HTTP request")
     log = parser.add_argument_group("log")

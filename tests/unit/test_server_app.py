@@ -24,10 +24,10 @@ def app(tmp_path: Path) -> App:
 
 def frames(answer: httpx.Response) -> list[Any]:
     assert answer.headers["content-type"].startswith("text/event-stream")
-    lines = [line for line in answer.text.split("\n\n") if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line[6:]) for line in lines[:-1]]
+    events = [event.splitlines() for event in answer.text.split("\n\n") if event]
+    assert all(line.startswith(("id: ", "data: ")) for event in events for line in event)
+    assert events[-1] == ["data: [DONE]"]
+    return [json.loads(event[-1][6:]) for event in events[:-1]]
 
 
 def chunk_texts(chunks: list[Any], count: int) -> list[str]:
@@ -153,8 +153,8 @@ async def until_admitted(app: App) -> Any:
     seen: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     admit = app.engine.admit
 
-    def spy(requests: Any) -> Any:
-        group = admit(requests)
+    def spy(*asked: Any) -> Any:
+        group = admit(*asked)
         seen.set_result(group)
         return group
 

@@ -27,7 +27,7 @@ def tokenizer(tmp_path: Path) -> Tokenizer:
 
 
 def chunks(answer: httpx.Response) -> list[Any]:
-    lines = [line[6:] for line in answer.text.split("\n\n") if line]
+    lines = [line.splitlines()[-1][6:] for line in answer.text.split("\n\n") if line]
     assert lines[-1] == "[DONE]"
     return [choice for line in lines[:-1] for choice in json.loads(line)["choices"]]
 
