@@ -186,6 +186,8 @@ class Engine:
             self._fold, records = self.log.begin()
             if self._fold.last is not None:
                 check_model(self._fold.last, self.model)
+            if self.memory is not None and self.state is not None:
+                self.memory.begin(self.state)
             for record in records:
                 check_model(record.event, self.model)
                 effects = self._fold.take(record.seq, record.event)

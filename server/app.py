@@ -18,6 +18,7 @@ from leftfold.server.bodies import Held, installed_version, json_response
 from leftfold.server.control import CONTROL_PATHS, control
 from leftfold.server.errors import ApiError, stopping, unavailable
 from leftfold.server.keys import Keys
+from leftfold.server.responses import responses
 from leftfold.server.routes import router
 from leftfold.server.state import ServerState
 from leftfold.server.streaming import ClientGone
@@ -37,6 +38,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     app.include_router(router)
     app.include_router(control)
+    app.include_router(responses)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
     app.add_exception_handler(ClientGone, _answer_nobody)

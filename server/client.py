@@ -261,6 +261,19 @@ class EngineClient:
         self._groups |= {choice.rid: group for choice in choices}
         return group
 
+    async def confirm(self, group: Group) -> None:
+        """Returns once the engine has logged the requests of `group`. Raises EngineGone."""
+        call = f"{self._base}-{next(self._numbers)}"
+        future = self._controls[call] = asyncio.get_running_loop().create_future()
+        if not self._away:  # else it is among what the next process is told, or has
+            self._send(Ask(call, [[choice.rid, 0, 0, choice.expected] for choice in group.choices]))
+        try:
+            await future
+        except EngineAway:
+            pass  # the request itself was sent again, or is in the log
+        finally:
+            self._controls.pop(call, None)
+
     def end(self, abort: Abort) -> None:
         """Ends a request; said again to an engine that was started meanwhile."""
         assert abort.rid is not None

@@ -41,6 +41,13 @@ class Reading:
         """Of the weights that the last tokens came from."""
         return next((choice.version for choice in reversed(self._kept.group.choices) if choice.version), "")
 
+    def there(self) -> Iterator[Delta]:
+        """What there is now, without waiting for more. Raises the ApiError that ended it."""
+        for part in self._parts:
+            yield from part.deltas()
+        if self._kept.group.gone is not None and not all(part.done for part in self._parts):
+            raise gone_error(self._kept.group.gone)
+
     async def __aiter__(self) -> AsyncIterator[Delta]:
         group = self._kept.group
         group.listeners.append(self._news.set)
