@@ -213,7 +213,7 @@ class Bench:
             else:
                 await self._server.kill()
                 self._server.start()
-            if not self._args.json and self._killed % 10 == 0:
+            if not self._args.json and self._killed % 5 == 0:
                 print(f"{self._killed} kills, {len(self._done)} streams read", file=sys.stderr, flush=True)
         await self._until_ready(client)
         self._over = True
