@@ -13,6 +13,7 @@ from typing import Any
 from leftfold.events import Record, Tick
 from leftfold.fsm import Phase, Reason, State, decide
 from leftfold.replay.compare import compare_plans
+from leftfold.replay.fold import Fold
 from leftfold.replay.walking import opened
 
 _WAITS = (Phase.WAITING, Phase.PREEMPTED)
@@ -129,15 +130,28 @@ class Explanation:
 
 def explain(records: Iterable[Record], rid: str, at: int | None = None, *, now: bool = False) -> Explanation:
     """Why the requests called `rid` waited or gave way, up to sequence number `at`; `now`: at `at` alone."""
-    fold, rest = opened(records)
+    return explain_from(*opened(records), rid, at, now=now)
+
+
+def explain_from(
+    fold: Fold, rest: Iterable[Record], rid: str, at: int | None = None, *, now: bool = False, every: int = 1
+) -> Explanation:
+    """The same, from where `fold` stands (and is taken on): what was before is not told.
+
+    `every`: look at one decision in so many, and at those that preempt; the others are taken to be like it.
+    """
     found = Explanation(rid)
+    passed = 0
     open_causes: dict[tuple[str, int, int], Cause] = {}
     for record in rest:
         if at is not None and record.seq > at:
             break
         event, state = record.event, fold.state
         if state is not None and isinstance(event, Tick) and (at is None or not now or record.seq == at):
-            _look(found, open_causes, state, record)
+            preempts = event.plan is not None and len(event.plan.preempt) > 0
+            if passed % every == 0 or preempts or record.seq == at:
+                _look(found, open_causes, state, record, every)
+            passed += 1
         effects = fold.take(record.seq, event)
         found.seq = record.seq
         for output in effects.outputs:
@@ -163,8 +177,10 @@ def _name(epoch: int, choice: int) -> str:
     return "it" if not epoch and not choice else f"epoch {epoch} choice {choice}"
 
 
-def _look(found: Explanation, causes: dict[tuple[str, int, int], Cause], state: State, record: Record) -> None:
-    """The reasons of one decision; the state is as the decision saw it."""
+def _look(
+    found: Explanation, causes: dict[tuple[str, int, int], Cause], state: State, record: Record, weight: int
+) -> None:
+    """The reasons of one decision, which stands for `weight`; the state is as the decision saw it."""
     if not state.by_rid.get(found.rid):
         causes.clear()
         return
@@ -183,7 +199,7 @@ def _look(found: Explanation, causes: dict[tuple[str, int, int], Cause], state: 
             reason = reason._replace(text=f"{reason.text} ({head.text})")
         cause = causes.get(who)
         if cause is not None and cause.kind == reason.kind and reason.kind not in _ROWS:
-            cause.last_seq, cause.end, cause.decisions = record.seq, event.t, cause.decisions + 1
+            cause.last_seq, cause.end, cause.decisions = record.seq, event.t, cause.decisions + weight
             cause.needed, cause.available, cause.text = reason.needed, reason.available, reason.text
             continue
         if cause is not None:
@@ -209,4 +225,4 @@ def _look_now(found: Explanation, state: State, t: int) -> None:
             found.causes.append(Cause(who, reason.kind, found.seq, found.seq, t, t, 1, *reason[4:]))
 
 
-__all__ = ["Cause", "Explanation", "explain"]
+__all__ = ["Cause", "Explanation", "explain", "explain_from"]

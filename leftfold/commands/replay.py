@@ -10,6 +10,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from leftfold.commands import replay_execute as execute
+from leftfold.commands import replay_report as report
 from leftfold.commands import replay_shrink as shrink
 from leftfold.commands import replay_views as views
 from leftfold.commands import replay_whatif as whatif
@@ -30,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             **whatif.COMMANDS,
             **shrink.COMMANDS,
             **execute.COMMANDS,
+            **report.COMMANDS,
         },
     )
 
