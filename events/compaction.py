@@ -5,12 +5,14 @@ Everything here works on files that nobody appends to, so it may run in any thre
 
 from __future__ import annotations
 
+import fcntl
 import os
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import zstandard
 
@@ -32,7 +34,14 @@ def compress_next(directory: str | os.PathLike[str], level: int = 3) -> str | No
     """
     reader = existing(directory)
     plain = [name for name in reader.segments()[:-1] if not name.endswith(".zst")]
-    return _compress(reader.directory / plain[0], level) if plain else None
+    if not plain:
+        return None
+    try:
+        _compress(reader.directory / plain[0], level)
+    except FileNotFoundError:
+        if (reader.directory / plain[0]).exists():
+            raise
+    return f"{plain[0]}.zst"  # by us, or by somebody else meanwhile
 
 
 def compress_closed(directory: str | os.PathLike[str], level: int = 3) -> list[str]:
@@ -43,21 +52,31 @@ def compress_closed(directory: str | os.PathLike[str], level: int = 3) -> list[s
     return made
 
 
-def _compress(source: Path, level: int) -> str:
+def _compress(source: Path, level: int) -> None:
     target = source.with_name(f"{source.name}.zst")
     partial = source.with_name(f"{source.name}.zst.tmp")
+    with source.open("rb") as plain:
+        fcntl.flock(plain, fcntl.LOCK_EX)  # two that write one `partial` would each spoil what the other renames
+        written = os.fstat(plain.fileno())
+        if written.st_nlink:  # else somebody else has done it meanwhile
+            try:
+                _write_compressed(plain, partial, written, level)
+                partial.rename(target)
+            except OSError:
+                partial.unlink(missing_ok=True)
+                raise
+            sync_folder(source.parent)  # before the plain file goes, its twin must be there to stay
+            source.unlink()
+
+
+def _write_compressed(plain: BinaryIO, partial: Path, written: os.stat_result, level: int) -> None:
     compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with source.open("rb") as plain, os.fdopen(file, "wb") as out:
-        written = os.fstat(plain.fileno())
+    with os.fdopen(file, "wb") as out:
         compressor.copy_stream(plain, out, size=written.st_size)
         out.flush()
         os.utime(out.fileno(), ns=(written.st_atime_ns, written.st_mtime_ns))  # retention goes by it
         os.fsync(out.fileno())
-    partial.rename(target)
-    sync_folder(source.parent)  # before the plain file goes, its twin must be there to stay
-    source.unlink()
-    return target.name
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +139,10 @@ def prune(directory: str | os.PathLike[str], keep: Retention, now: float | None 
     now = time.time() if now is None else now
     total = sum(path.stat().st_size for path in _files(reader))
     gone = []
-    for name in removable(directory):
+    candidates = removable(directory)
+    if candidates:
+        sync_folder(reader.directory)  # the snapshots that stand in for them must be there to stay
+    for name in candidates:
         files = [path for path in _files(reader) if path.name.startswith(name[:14])]
         size = sum(path.stat().st_size for path in files)
         written = max(path.stat().st_mtime for path in files)

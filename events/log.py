@@ -207,7 +207,8 @@ class EventLog:
         """A directory's log, for appending; made when it is not there.
 
         Every record after the newest snapshot (all, if there is none) is checked to be what was written. A torn tail is
-        cut off, with a `TornTail` warning and as `dropped`; a snapshot of what the log has lost is removed.
+        cut off, with a `TornTail` warning and as `dropped`; a snapshot of what the log has lost is removed. What is
+        left is durable when this returns.
         Raises `LogLocked`, `LogDamaged`, `LogSchemaUnknown`, `LogUnreadable`, `OSError`.
         """
         return cls(directory, segment_bytes=segment_bytes)
@@ -218,6 +219,8 @@ class EventLog:
         return LogReader(existing(directory))
 
     def _resume(self) -> None:
+        if names := self._store.segments():
+            self._store.confirm(names[-1])  # segments before it were synced before it was begun
         snapshots = self._store.snapshots()
         tail = scan(self._store, holding=snapshots[0] if snapshots else 0)
         self.dropped = tail.dropped
@@ -350,12 +353,14 @@ class EventLog:
         """Write everything out, make it durable and let go of the lock. Raises `OSError` when that fails."""
         if self._closed:
             return
+        clean = False
         try:
             if self._broken is None:
                 self.sync()
+                clean = True
         finally:
             self._closed = True
-            self._store.close()
+            self._store.close(clean)
 
     def __enter__(self) -> Self:
         return self

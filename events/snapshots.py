@@ -122,12 +122,14 @@ def save_snapshot(directory: str | os.PathLike[str], seq: int, raw: bytes, keep:
         partial.unlink(missing_ok=True)
         raise
     sync_folder(folder)
-    _forget_old(folder, seq, keep)
+    _forget_old(folder, keep)
     return target.name
 
 
-def _forget_old(folder: Path, newest: int, keep: int) -> None:
-    """Remove snapshots that nobody will need: those before the newest `keep` that can be read."""
+def _forget_old(folder: Path, keep: int) -> None:
+    """Remove what nobody will need: snapshots before the newest `keep` that can be read, and what a crash cut short."""
+    for stale in folder.glob("snapshot-*.json.zst.tmp"):
+        stale.unlink(missing_ok=True)
     reader = DirectoryReader(folder)
     good = readable_snapshots(reader, keep)
     if len(good) < keep:

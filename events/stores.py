@@ -57,8 +57,11 @@ class Store(Protocol):
     def remove_snapshot(self, seq: int) -> None:
         """Remove a snapshot for good. Raises `OSError`."""
 
+    def confirm(self, name: str) -> None:
+        """Make durable what can be read of this segment, whatever became of who wrote it. Raises `OSError`."""
+
     def truncate(self, name: str, size: int) -> None:
-        """Cut a plain segment to `size` bytes."""
+        """Cut a plain segment to `size` bytes, durable when this returns. Raises `OSError`."""
 
     def start(self, number: int) -> None:
         """Write to this segment from now on, at its end. Raises `OSError`."""
@@ -67,10 +70,10 @@ class Store(Protocol):
         """Write some of `data`, and say how many bytes. Raises `OSError`."""
 
     def sync(self) -> None:
-        """Return once everything written is durable. Raises `OSError`."""
+        """Return once everything written to this segment is durable, and the segment itself. Raises `OSError`."""
 
-    def close(self) -> None:
-        """Let go of everything; reading still works."""
+    def close(self, clean: bool = False) -> None:
+        """Let go of everything; reading still works. `clean`: all that was written is durable."""
 
 
 class MemoryStore:
@@ -95,6 +98,9 @@ class MemoryStore:
     def remove_snapshot(self, seq: int) -> None:
         pass  # there are none
 
+    def confirm(self, name: str) -> None:
+        pass  # nothing outlives the process
+
     def truncate(self, name: str, size: int) -> None:
         del self.data[name][size:]
 
@@ -108,7 +114,7 @@ class MemoryStore:
     def sync(self) -> None:
         pass  # nothing outlives the process
 
-    def close(self) -> None:
+    def close(self, clean: bool = False) -> None:
         pass  # nothing to let go of
 
 
@@ -152,8 +158,10 @@ class DirectoryStore(DirectoryReader):
         if self.directory.exists() and not self.directory.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "a log is a directory, and this is a file", str(directory))
         self._make_directory()
+        self._clean = True
         self._lock = self._take_lock()
         self._file = -1
+        self._new = False  # the file's entry in the directory may not be durable
 
     def _make_directory(self) -> None:
         """Make what is not there of the path, every new entry durable: a log must not vanish with its directory."""
@@ -174,9 +182,27 @@ class DirectoryStore(DirectoryReader):
             holder = os.pread(lock, 32, 0).strip()
             os.close(lock)
             raise LogLocked(self.directory, int(holder) if holder.isdigit() else None) from None
+        self._clean = not os.fstat(lock).st_size  # who closed it with everything durable left nothing in it
         os.ftruncate(lock, 0)
         os.pwrite(lock, b"%d\n" % os.getpid(), 0)
         return lock
+
+    def confirm(self, name: str) -> None:
+        """See `Store`; call it before the segment is read.
+
+        After a sync that failed the system goes on to show what it could not write, as if it were on disk, and the next
+        sync succeeds. So unless the last owner closed the log with everything durable, all bytes are written once more,
+        in place: where they are on disk that changes nothing, whenever it is cut short.
+        """
+        rewrites = not self._clean and not name.endswith(".zst")
+        file = os.open(self.directory / name, (os.O_RDWR if rewrites else os.O_RDONLY) | os.O_CLOEXEC)
+        try:
+            if rewrites:
+                _rewrite(file)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        sync_folder(self.directory)
 
     def truncate(self, name: str, size: int) -> None:
         file = os.open(self.directory / name, os.O_WRONLY | os.O_CLOEXEC)
@@ -195,8 +221,7 @@ class DirectoryStore(DirectoryReader):
         file = os.open(self.directory / segment_name(number), flags, 0o600)
         if self._file >= 0:
             os.close(self._file)
-        self._file = file
-        sync_folder(self.directory)
+        self._file, self._new = file, True
 
     def write(self, data: memoryview) -> int:
         return os.write(self._file, data)
@@ -204,15 +229,27 @@ class DirectoryStore(DirectoryReader):
     def sync(self) -> None:
         if self._file >= 0:
             os.fsync(self._file)
+        if self._new:
+            sync_folder(self.directory)
+            self._new = False
 
-    def close(self) -> None:
+    def close(self, clean: bool = False) -> None:
         if self._lock < 0:
             return
         if self._file >= 0:
             os.close(self._file)
-        os.ftruncate(self._lock, 0)
+        if clean:
+            os.ftruncate(self._lock, 0)
         os.close(self._lock)  # the lock file stays: removing it would let two processes hold "the" lock
         self._file = self._lock = -1
+
+
+def _rewrite(file: int) -> None:
+    at = 0
+    while data := os.pread(file, 1 << 20, at):
+        while data:
+            done = os.pwrite(file, data, at)
+            data, at = data[done:], at + done
 
 
 def existing(directory: str | os.PathLike[str]) -> DirectoryReader:
