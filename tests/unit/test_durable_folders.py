@@ -149,7 +149,12 @@ def test_a_log_that_was_closed_well_is_not_written_again(tmp_path: Path, monkeyp
     write(tmp_path, 5)
     rewritten: list[int] = []
     pwrite = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda file, data, at: (rewritten.append(len(data)), pwrite(file, data, at))[1])
+
+    def spied(file: int, data: Any, at: int) -> int:
+        rewritten.append(len(data))
+        return pwrite(file, data, at)
+
+    monkeypatch.setattr(os, "pwrite", spied)
     EventLog.open(tmp_path).close()
     assert sum(rewritten) < 10, "the lock's process id and nothing else"
 
