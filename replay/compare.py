@@ -33,14 +33,25 @@ class Divergence:
         return {"seq": self.seq, "field": self.field, "expected": self.expected, "got": self.got}
 
     def describe(self) -> str:
-        """Some lines for a reader, both plans included."""
-        lines = [f"divergence at seq {self.seq}, field {self.field}"]
+        """Some lines for a reader, both plans side by side, field by field."""
+        title = f"divergence at seq {self.seq}, field {self.field}"
         if self.expected_plan is None and self.got_plan is None:
-            return "\n".join([*lines, f"  expected {self.expected}", f"  got      {self.got}"])
-        for name, plan in (("expected", self.expected_plan), ("got", self.got_plan)):
-            shown = "no plan" if plan is None else orjson.dumps(plan).decode()
-            lines.append(f"  {name:8} {shown}")
-        return "\n".join(lines)
+            return "\n".join([title, f"  expected {self.expected}", f"  got      {self.got}"])
+        rows = [("", "expected (logged)", "got (decided anew)")]
+        for name in _FIELDS:
+            left, right = _cell(self.expected_plan, name), _cell(self.got_plan, name)
+            if left or right:
+                rows.append((name if left == right else f"* {name}", left, right))
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [f"  {name:>{widths[0]}}  {left:{widths[1]}}  {right}" for name, left, right in rows]
+        return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def _cell(plan: dict[str, Any] | None, name: str) -> str:
+    """A field as it is logged, nothing where it is at its default."""
+    if plan is None:
+        return "no plan" if name == "step" else ""
+    return orjson.dumps(plan[name]).decode() if name in plan else ""
 
 
 def plan_dict(plan: Plan) -> dict[str, Any]:
@@ -53,14 +64,17 @@ def compare_plans(seq: int, logged: Plan, decided: Plan | None) -> Divergence | 
     """None when both say the same."""
     if decided is not None and plan_json(logged) == plan_json(decided):
         return None
-    expected = plan_dict(logged)
-    if decided is None:
+    return compare_records(seq, plan_dict(logged), None if decided is None else plan_dict(decided))
+
+
+def compare_records(seq: int, expected: dict[str, Any], got: dict[str, Any] | None) -> Divergence | None:
+    """The same for plans as their records hold them."""
+    if got is None:
         return Divergence(seq, "plan", expected, None, expected, None)
-    got = plan_dict(decided)
     for name in _FIELDS:
         if expected.get(name) != got.get(name):
             return Divergence(seq, name, expected.get(name), got.get(name), expected, got)
     return None
 
 
-__all__ = ["Divergence", "compare_plans", "plan_dict"]
+__all__ = ["Divergence", "compare_plans", "compare_records", "plan_dict"]

@@ -9,7 +9,8 @@ from typing import Any
 
 from leftfold.events import CodecError, Event, ForwardDone, LogDamaged, LogError, Record, SnapshotBad, Started, Tick
 from leftfold.fsm import Effects, Outputs, State, decide
-from leftfold.replay.compare import Divergence, compare_plans
+from leftfold.replay.checkout import Checkout, CheckoutError
+from leftfold.replay.compare import Divergence, compare_plans, compare_records, plan_dict
 from leftfold.replay.errors import NotStarted, ReducerFault, ReplayError, SettingsError
 from leftfold.replay.fold import Fold
 from leftfold.replay.snapshots import Log, is_log, whole
@@ -80,6 +81,7 @@ class _Verifier:
     recorded: Fold
     decided: Fold | None
     verdict: Verdict
+    other: Checkout | None = None
     digests: Mapping[int, str] = field(default_factory=dict)
     chain: dict[int, str] = field(default_factory=dict)
     broken: bool = False
@@ -97,7 +99,7 @@ class _Verifier:
                 self._compare_snapshot(seq)
             if isinstance(effects.outputs, Outputs):
                 self.verdict.tokens += effects.outputs.count
-        except SettingsError:
+        except (SettingsError, CheckoutError):
             raise
         except ReplayError as error:
             self.broken = True
@@ -107,6 +109,8 @@ class _Verifier:
     def _compare(self, seq: int, event: Event) -> None:
         if self.verdict.divergence is not None:
             return
+        if self.other is not None:
+            return self._ask(self.other, seq, event)
         fold = self.decided or self.recorded
         if isinstance(event, Tick) and fold.state is not None:
             if event.plan is None:
@@ -114,6 +118,18 @@ class _Verifier:
             self._diverge(compare_plans(seq, event.plan, _decide(seq, fold.state, event.t)))
         if self.decided is not None and self.verdict.divergence is None:
             self.decided.take(seq, event)
+
+    def _ask(self, other: Checkout, seq: int, event: Event) -> None:
+        """Compare with what another checkout's planner decides, which folds the recorded plans as well."""
+        if isinstance(event, Started) and self.recorded.state is None and event.config is not None:
+            other.begin(dict(event.config))
+        elif isinstance(event, Tick) and event.plan is not None:
+            said = other.decide(event.t)
+            if "error" in said:
+                self._diverge(Divergence(seq, "plan", plan_dict(event.plan), said["error"]))
+            else:
+                self._diverge(compare_records(seq, plan_dict(event.plan), said["plan"]))
+        other.take(event)
 
     def _attest(self, seq: int, event: Event, effects: Effects) -> None:
         """A result must name the digest of the plan it executed, as the fold chains it."""
@@ -149,9 +165,12 @@ def _decide(seq: int, state: State, t: int) -> Any:
         raise ReducerFault(seq, None, error) from error
 
 
-def verify(records: Iterable[Record], settings: Mapping[str, Any] | None = None) -> Verdict:
+def verify(
+    records: Iterable[Record], settings: Mapping[str, Any] | None = None, other: Checkout | None = None
+) -> Verdict:
     """Fold and re-decide `records`; `settings` replace those of the log when deciding anew.
 
+    With `other` its planner decides instead of this one. Raises `CheckoutError` where it cannot be asked.
     Each snapshot of a log must have the digest that the fold has there. A log whose beginning was removed is read as
     far as it is there, and folded from its oldest snapshot. Nothing that a log holds raises: what cannot be read is
     `damage`, what cannot be folded a divergence. Raises `SettingsError` when the settings make no usable config, or the
@@ -159,8 +178,8 @@ def verify(records: Iterable[Record], settings: Mapping[str, Any] | None = None)
     """
     verdict = Verdict()
     try:
-        start, digests = _prepare(records, settings, verdict)
-        verifier = _Verifier(start, Fold(override=settings) if settings else None, verdict, digests)
+        start, digests = _prepare(records, settings or other, verdict)
+        verifier = _Verifier(start, Fold(override=settings) if settings else None, verdict, other, digests)
         for record in records:
             verifier.take(record.seq, record.event)
     except NotStarted as error:  # from the preparation: those of records are divergences
@@ -175,15 +194,18 @@ def verify(records: Iterable[Record], settings: Mapping[str, Any] | None = None)
 
 
 def _prepare(
-    records: Iterable[Record] | Log, settings: Mapping[str, Any] | None, verdict: Verdict
+    records: Iterable[Record] | Log, otherwise: object, verdict: Verdict
 ) -> tuple[Fold, Mapping[int, str]]:
-    """Where the fold begins, and the digests of the snapshots that it will come by. Raises `NotStarted`."""
+    """Where the fold begins, and the digests of the snapshots that it will come by. Raises `NotStarted`.
+
+    `otherwise`: other settings or another planner, which need the beginning of the log.
+    """
     if not is_log(records):
         return Fold(), {}
     start, _ = whole(records)
     verdict.first_seq, verdict.folded_from = records.first_seq, start.seq + 1
-    if start.seq and settings:
-        text = f"the log begins at record {records.first_seq}: other settings need a log that is whole"
+    if start.seq and otherwise:
+        text = f"the log begins at record {records.first_seq}: to decide otherwise needs a log that is whole"
         raise SettingsError(text)
     digests = {}
     for seq in records.snapshots():

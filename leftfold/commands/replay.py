@@ -7,6 +7,7 @@ Started, such as 12.5s.
 from __future__ import annotations
 
 import argparse
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from leftfold.commands import replay_execute as execute
@@ -47,6 +48,7 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
         default=[],
         help="decide with another setting, such as max_batch_tokens=16; may be repeated",
     )
+    parser.add_argument("--checkout", metavar="DIR", help="decide with the planner of the checkout in DIR")
     allow_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -60,13 +62,20 @@ def _show_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(args: argparse.Namespace) -> int:
+    from leftfold.replay.checkout import Checkout, CheckoutError
     from leftfold.replay.errors import SettingsError
     from leftfold.replay.verify import verify
 
+    if args.settings and args.checkout:
+        raise UsageError("--set and --checkout exclude each other")
+    log, settings = read_log(args.log), checked_settings(args.settings)
     try:
-        verdict = verify(read_log(args.log), checked_settings(args.settings))
+        with Checkout(args.checkout) if args.checkout else nullcontext() as other:
+            verdict = verify(log, settings, other)
     except SettingsError as error:
-        raise UsageError(f"--set: {error}") from error
+        raise UsageError(f"{'--checkout' if args.checkout else '--set'}: {error}") from error
+    except CheckoutError as error:
+        raise UsageError(f"--checkout: {error}") from error
     print_json(verdict.as_dict()) if args.json else print(verdict.describe())
     return OK if verdict.clean else FINDING
 

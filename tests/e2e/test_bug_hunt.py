@@ -69,6 +69,8 @@ def test_a_planted_fault_is_found_explained_shrunk_and_kept(faulty: Path, log: s
     code, verdict = leftfold(ROOT, "replay", "verify", log)
     divergence = verdict["divergence"]
     assert code == 1 and isinstance(divergence, dict)
+    assert leftfold(faulty, "replay", "verify", log, "--checkout", str(ROOT)) == (1, verdict)
+    assert leftfold(ROOT, "replay", "verify", log, "--checkout", str(faulty))[0] == 0
 
     overtaken = [row[1] for row in divergence["expected"]] if divergence["field"] == "join" else []
     code, shown = leftfold(ROOT, "replay", "show", log, "--at", str(divergence["seq"]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from leftfold.events import (
     Wake,
 )
 from leftfold.fsm import Phase, State
+from leftfold.replay.checkout import Checkout, CheckoutError
 from leftfold.replay.errors import NotStarted, ReducerFault, SettingsError
 from leftfold.replay.fold import fold
 from leftfold.replay.show import describe_snapshot, life, snapshot
@@ -122,7 +124,22 @@ def test_the_first_plan_that_differs_is_named_with_both_plans(log: EventLog) -> 
     assert divergence.expected_plan is not None and divergence.got_plan is not None
     assert divergence.expected == [list(chunk) for chunk in tick.plan.chunks] == [[0, 8, False]]
     assert divergence.got == divergence.got_plan["chunks"] == [[0, 4, False]]
-    assert f"seq {first}" in verdict.describe() and verdict.describe().count('"join"') == 2
+    told = verdict.describe().splitlines()
+    assert f"seq {first}" in told[1]
+    (chunks,) = [line.split() for line in told if " chunks " in line and line.lstrip().startswith("*")]
+    assert chunks == ["*", "chunks", "[[0,8,false]]", "[[0,4,false]]"]
+    (join,) = [line for line in told if " join " in line]
+    assert not join.lstrip().startswith("*") and join.count('"a"') == 2  # the same on both sides
+
+
+def test_another_checkouts_planner_is_asked(log: EventLog) -> None:
+    with Checkout(Path(leftfold.fsm.__file__).resolve().parents[1]) as same:
+        assert verify(log, other=same).clean
+
+
+def test_what_is_no_checkout_cannot_be_asked(tmp_path: Path) -> None:
+    with pytest.raises(CheckoutError, match=re.escape(f"{tmp_path} is no checkout")):
+        Checkout(tmp_path)
 
 
 def test_other_settings_diverge_where_they_first_matter_and_the_log_is_still_counted(log: EventLog) -> None:
