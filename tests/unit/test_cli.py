@@ -166,7 +166,8 @@ def test_verify_with_other_settings_names_tick_and_both_plans(log: str, capsys: 
     assert run("replay", "verify", log, "--set", "max_batch_tokens=4") == 1
     text = capsys.readouterr().out
     assert "divergence at seq 4, field chunks" in text
-    assert [line.split() for line in text.splitlines() if "chunks  " in line] == [["*", "chunks", "[[0,8,false]]", "[[0,4,false]]"]]
+    (chunks,) = [line.split() for line in text.splitlines() if "chunks  " in line]
+    assert chunks == ["*", "chunks", "[[0,8,false]]", "[[0,4,false]]"]
     assert run("replay", "verify", log, "--set", "max_batch_tokens=4", "--json") == 1
     divergence = one_object(capsys.readouterr().out)["divergence"]
     assert divergence == {"seq": 4, "field": "chunks", "expected": [[0, 8, False]], "got": [[0, 4, False]]}
