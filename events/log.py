@@ -393,6 +393,11 @@ class EventLog:
         """The snapshot after record `seq`, checked to be what was written. Raises `SnapshotBad`."""
         return load_snapshot(self._store, seq)
 
+    @property
+    def broken(self) -> bool:
+        """Whether a sync has failed, so that nothing more is taken."""
+        return self._broken is not None
+
     def __len__(self) -> int:
         return self._next_seq - self._first_seq
 

@@ -65,7 +65,7 @@ class LogWriter:
     `append`, `commit` and `abandon` are for one thread; everything else may come from any. `strict`: effects wait until
     their record is durable, else until it is written. `seconds`: see `SYNC_SECONDS`. `note` leaves word in the log's
     folder of a log that ended while its engine went on. `news` is called in the writer's thread whenever `safe` or
-    `failure` has changed. `missing`: events that came after the log had ended.
+    `failure` has changed.
     """
 
     def __init__(
@@ -82,7 +82,6 @@ class LogWriter:
         self.strict = strict
         self.failure: Failure | None = None
         self.failures = 0
-        self.missing = 0  # events after the end of the log
         self.syncs = 0
         self.sync_seconds = 0.0
         self.written = self.durable = log.next_seq - 1
@@ -100,6 +99,7 @@ class LogWriter:
         self._synced_at = 0.0
         self._unheard = False
         self._closing = False
+        self._abandoned = ""
         self._ended = self._noted = False
         self._lost: Exception | None = None
         self._wake = threading.Lock()  # free: there is something to do; a call cheaper than an `Event`'s
@@ -119,9 +119,7 @@ class LogWriter:
         else:  # what came from outside, and may be what no record can hold, is refused here and not in the thread
             weight = len(encode(event))
         seq = self._next_seq
-        if self._ended:
-            self.missing += 1
-        else:
+        if not self._ended:
             self._queue.append((event, weight))
             self._taken += weight
         self._last_t = event.t
@@ -165,8 +163,8 @@ class LogWriter:
         self._news = news
 
     def abandon(self, reason: str) -> None:
-        """End the log here: nothing that waits is written any more."""
-        self._end(reason)
+        """End the log, as soon as its thread hears of it: nothing that waits is handed to it any more."""
+        self._abandoned = self._abandoned or reason
         self._rouse()
 
     def __iter__(self) -> Iterator[Record]:
@@ -200,6 +198,11 @@ class LogWriter:
     def appended(self) -> int:
         """The sequence number of the last event handed over."""
         return self._next_seq - 1
+
+    @property
+    def missing(self) -> int:
+        """How many events the log has ended without."""
+        return self.appended - self.written if self._ended else 0
 
     @property
     def behind(self) -> bool:
@@ -237,7 +240,7 @@ class LogWriter:
         except Exception as error:  # `close` raises it where it is heard
             self._lost = error
             return
-        if self.failure is not None:
+        if self.failure is not None and (self._ended or self._queue):
             self._lost = LogError(f"what came after record {self.durable} may be lost: {self.failure.reason}")
         else:
             self.written = self.durable = self.appended
@@ -258,6 +261,8 @@ class LogWriter:
 
     def _turn(self, last: bool = False) -> None:
         """Write what waits, and sync it when that is due."""
+        if self._abandoned:
+            self._end(self._abandoned)
         if self._ended:
             self._queue.clear()
             self._note()
@@ -268,10 +273,11 @@ class LogWriter:
             if self.durable < self.written and (self.strict or last or self._marks or self._due()):
                 self._sync()
             self._reach_marks()
-        except LogError as error:  # an earlier sync failed
-            self._end(str(error))
         except OSError as error:
-            self._failed(error.strerror or str(error))
+            if self._log.broken:
+                self._end(f"what was written could not be made durable: {error.strerror or error}")
+            else:
+                self._failed(error.strerror or str(error))
         except Exception as error:  # a programmer's error: nothing after this record can be written
             logger.exception("record %d cannot be written", self._log.next_seq)
             self._end(f"record {self._log.next_seq} cannot be written: {type(error).__name__}: {error}")
@@ -304,11 +310,7 @@ class LogWriter:
 
     def _sync(self) -> None:
         handed, begun = self._handed, time.monotonic()
-        try:
-            self.durable = self._log.sync()
-        except OSError as error:  # everything was written before, so it is the sync that failed
-            self._end(f"what was written could not be made durable: {error.strerror or error}")
-            return
+        self.durable = self._log.sync()
         self._synced_at = time.monotonic()
         self.sync_seconds += self._synced_at - begun
         self.syncs += 1

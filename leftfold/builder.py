@@ -19,7 +19,7 @@ from leftfold.engine import Engine
 from leftfold.errors import ConfigurationError
 from leftfold.events import EventLog, LogError, LogLocked, SnapshotPassedOver, TornTail
 from leftfold.events.compaction import Retention
-from leftfold.events.gaps import gaps
+from leftfold.events.gaps import gaps, note_gap
 from leftfold.executor.config import ModelConfig
 from leftfold.executor.errors import ExecutorError
 from leftfold.executor.models import quantized
@@ -170,9 +170,11 @@ def _told(path: Path) -> Iterator[None]:
     with warnings.catch_warnings(record=True) as caught:
         for kind in (TornTail, SnapshotPassedOver):
             warnings.simplefilter("always", kind)
-        yield
-    for warning in caught:
-        logger.warning("%s: %s", path, warning.message)
+        try:
+            yield
+        finally:
+            for warning in caught:
+                logger.warning("%s: %s", path, warning.message)
 
 
 def _log_path(options: EngineOptions, name: str) -> Path:
@@ -187,7 +189,6 @@ def open_log(options: EngineOptions, name: str) -> NoLog | KeptLog:
     try:
         with _told(path):
             log = EventLog.open(path, segment_bytes=options.log_segment_bytes)
-        missing = [gap for gap in gaps(path) if gap.seq >= log.next_seq - 1]
     except LogLocked as error:
         raise ConfigurationError(str(error)) from error
     except (LogError, OSError) as error:
@@ -195,8 +196,7 @@ def open_log(options: EngineOptions, name: str) -> NoLog | KeptLog:
             logger.error("the log %s cannot be opened, so none is kept: %s", path, error)
             return NoLog(f"{path} cannot be opened: {error.strerror or error}")
         raise ConfigurationError(f"the log {path} cannot be opened: {error}") from error
-    for gap in missing:
-        logger.warning("%s: an engine went on without its log after record %d: %s", path, gap.seq, gap.reason)
+    _tell_gaps(path, log.next_seq - 1)
     return KeptLog(
         log,
         path,
@@ -204,6 +204,18 @@ def open_log(options: EngineOptions, name: str) -> NoLog | KeptLog:
         retention=_retention(options.log_retention),
         strict=options.durability == "strict",
     )
+
+
+def _tell_gaps(path: Path, end: int) -> None:
+    """Say once that events are missing after the log's last record, `end`, and note there that it goes on."""
+    try:
+        for gap in gaps(path):
+            if gap.resumed is None:
+                here = gap._replace(resumed=end)
+                logger.warning("%s: %s", path, here)
+                note_gap(path, here)
+    except OSError as error:
+        logger.warning("%s: a note of a gap cannot be read or written: %s", path, error)
 
 
 def _retention(text: str) -> Retention:

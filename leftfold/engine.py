@@ -295,15 +295,20 @@ class Engine:
             case Recall() if self.state is not None and not self._telling.stranded:
                 self._telling.hold(self._fold.seq, delivery(answer(message, self.state, self.memory)))
                 self.memory = None
-            case _ if self._deferred or self.log.behind:
+            case _ if self._deferred or self._waiting_for_disk:
                 self._deferred.append(message)
             case _:
                 self._submitted(message)
 
     def _admit_deferred(self, all_of_them: bool = False) -> None:
         """What clients sent while the disk was behind, in its order, as far as it has caught up."""
-        while self._deferred and (all_of_them or not self.log.behind):
+        while self._deferred and (all_of_them or not self._waiting_for_disk):
             self._submitted(self._deferred.popleft())
+
+    @property
+    def _waiting_for_disk(self) -> bool:
+        """Whether what clients send has to wait; where the log fails they are refused, or served all the same."""
+        return self.log.behind and self.log.failure is None
 
     def _submitted(self, event: Event) -> None:
         if self.fault or self._telling.stranded:

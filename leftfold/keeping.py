@@ -181,7 +181,8 @@ class KeptLog(LogWriter):
         return super().append(event)
 
     def snapshot_due(self, seq: int) -> bool:
-        return 0 < self._every <= seq - self._newest and self.failure is None
+        due = 0 < self._every <= seq - self._newest and self.failure is None
+        return due and self._upkeep is not None and not self._upkeep.waits
 
     def snapshot(self, fold: Fold) -> None:
         if not self._every or self.failure is not None or fold.seq <= self._newest:

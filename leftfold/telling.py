@@ -30,6 +30,7 @@ class Telling:
         self._held: deque[tuple[int, Delivery]] = deque()
         self._free: list[Delivery] = []
         self._said = ""
+        self._over = False
 
     @property
     def refusing(self) -> str:
@@ -43,14 +44,10 @@ class Telling:
         failure = self._log.failure
         return failure is not None and failure.lasting and self._log.strict and not self._serves
 
-    @property
-    def waits(self) -> bool:
-        """Whether something is held back."""
-        return bool(self._held)
-
     def hold(self, seq: int, told: Delivery) -> None:
         """What event `seq` led to."""
-        self._held.append((seq, told))
+        if not self._over:
+            self._held.append((seq, told))
 
     def tell(self, effects: Effects) -> None:
         """What no event in the log led to, and nothing need wait for."""
@@ -71,16 +68,23 @@ class Telling:
     def strand(self, state: State) -> None:
         """Nothing that is held back will ever be told: whoever waits for it, or for more, hears an error instead.
 
-        The log keeps their requests as they were at its end, and the next start goes on with them.
+        The log keeps their requests as they were at its end, and the next start goes on with them. Once is enough.
         """
+        if self._over:
+            return
+        self._over = True
         error = {"code": "failed", "text": self.refusing}
-        waiting: dict[Key, int] = {key: state.known(request) for key, request in state.live.items()}
-        acks = [Ack(call, False, self.refusing) for control in state.controls if (call := control.event.call)]
+        waiting: dict[Key, int] = {}  # the position that would have come next
+        calls: list[str] = []
         while self._held:
             _, told = self._held.popleft()
-            acks += [Ack(ack.call, False, self.refusing) for ack in told.acks]
+            calls += [ack.call for ack in told.acks]
             for output in told.outputs:
                 waiting.setdefault((output.rid, output.epoch, output.choice), output.position)
+        for key, request in state.live.items():
+            waiting.setdefault(key, state.known(request))
+        calls += [*(control.event.call for control in state.controls), *state.pause_calls, *state.closing_calls]
+        acks = [Ack(call, False, self.refusing) for call in calls if call]
         self.tell(Effects(None, _errors(waiting, error), acks, (), None))
 
 

@@ -39,6 +39,11 @@ class Upkeep:
         """Write a snapshot; the log is durable up to its record, whose checksum is `chain`."""
         self._jobs.put((taken, chain))
 
+    @property
+    def waits(self) -> bool:
+        """Whether a snapshot waits for the one that is being saved: no sense in taking another."""
+        return not self._jobs.empty()
+
     def close(self, timeout: float | None = None) -> None:
         """Save what is left, for at most `timeout` seconds; one that is cut off leaves the one before it as it was."""
         self._closing = True
@@ -56,12 +61,16 @@ class Upkeep:
                 continue
             if job is None:
                 return
-            taken, chain = job
-            try:
-                taken.save(self._directory, chain)
-            except OSError as error:
-                logger.warning("the snapshot after record %d could not be written: %s", taken.seq, error)
+            self._save(*job)
             self._tidy()
+
+    def _save(self, taken: Capture, chain: int) -> None:
+        try:
+            taken.save(self._directory, chain)
+        except OSError as error:
+            logger.warning("the snapshot after record %d could not be written: %s", taken.seq, error)
+        except Exception:  # the boundary: the next one may do
+            logger.exception("the snapshot after record %d could not be taken", taken.seq)
 
     def _tidy(self) -> None:
         try:
@@ -76,6 +85,8 @@ class Upkeep:
             if str(error) != self._said:
                 self._said = str(error)
                 logger.warning("the log's folder could not be tidied: %s", error)
+        except Exception:  # the boundary: snapshots go on
+            logger.exception("the log's folder could not be tidied")
 
 
 __all__ = ["Upkeep"]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -57,10 +58,17 @@ def sanitize(log: LogReader, out: str | os.PathLike[str], key: bytes | None = No
     """
     if log.first_seq > 1:
         raise SanitizeError(f"the log begins at record {log.first_seq}: only one that is whole can be sanitized")
-    stops, bounds = survey(event for _, event in log)
+    end = 0
+
+    def surveyed() -> Iterator[Event]:
+        nonlocal end
+        for end, event in log:  # noqa: B007  # the log may grow while it is copied, by ids that were not surveyed
+            yield event
+
+    stops, bounds = survey(surveyed())
     keyed = Sanitizer(key or secrets.token_bytes(KEY_BYTES), stops, bounds)
     with EventLog.open(out) as copy:
-        for seq, event in log:
+        for seq, event in islice(log, end):
             copy.append(keyed.take(seq, event))
         return len(copy)
 

@@ -158,6 +158,7 @@ def _figures(reader: LogReader, folder: Path) -> dict[str, Any]:
 def run_verify(args: argparse.Namespace) -> int:
     """Whether every line is what was written, none is missing, and each is a record; snapshots likewise."""
     from leftfold.events import LogDamaged, LogError
+    from leftfold.events.gaps import gaps
 
     reader = read_log(args.log)
     damage, events, text = None, 0, ""
@@ -171,14 +172,16 @@ def run_verify(args: argparse.Namespace) -> int:
         damage, text = {"reason": str(error)}, f"damaged log: {error}"
     good, bad = _snapshots(reader) if damage is None else ([], [])
     torn = reader.dropped.as_dict() if reader.dropped else None
-    first = _first_seq(reader)
+    first, missing = _first_seq(reader), gaps(args.log)
     if args.json:
         found = {"events": events, "damage": damage, "torn": torn, "first_seq": first}
-        print_json({**found, "snapshots": good, "bad_snapshots": bad})
+        known = {"snapshots": good, "bad_snapshots": bad, "gaps": [gap.as_dict() for gap in missing]}
+        print_json({**found, **known})
     else:
         print(f"{events} events" + (f"; {torn['size']} bytes of a torn record at the end" if torn else ""))
         lines = [f"the log begins at record {first}"] if first > 1 else []
         lines += [f"snapshots after {', '.join(map(str, good))}"] if good else []
+        lines += [f"gap: {gap}" for gap in missing]
         print("\n".join([*lines, *bad, text if damage else "no damage"]))
     return FINDING if damage or bad else OK
 

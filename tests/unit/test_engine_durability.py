@@ -281,6 +281,38 @@ def test_told_to_serve_a_full_disk_is_given_up_when_too_much_waits() -> None:
     assert len(EventLog(store=disk.after_crash())) == 1
 
 
+def test_while_the_log_fails_nobody_waits_for_a_disk_that_is_behind() -> None:
+    heard, disk = Heard(), Disk()
+    with Running(heard, disk, bounds={"behind": Bounds(3, 1 << 20)}) as made:
+        until(lambda: made.stats()["log_durable_seq"] == 1)
+        disk.room = 0
+        admit(made, "a", max_tokens=4)
+        until(lambda: made.stats()["log_failure"] and made.log.behind)
+        admit(made, "b")
+        made.submit(Pause, call="p", mode="keep")
+        heard.wait(lambda: heard.ends("b") and heard.acks)
+        assert heard.end("b").error["code"] == "closing" and not heard.acks[0].ok
+        disk.room = None
+        heard.wait(lambda: heard.ends("a"))
+        assert heard.tokens("a") == alone(max_tokens=4)
+
+
+def test_told_to_serve_an_engine_admits_although_its_failing_log_is_behind() -> None:
+    heard, disk = Heard(), Disk()
+    with Running(heard, disk, strict=False, on_log_failure="serve", bounds={"behind": Bounds(3, 1 << 20)}) as made:
+        until(lambda: made.stats()["log_durable_seq"] == 1)
+        disk.room = 0
+        admit(made, "a", max_tokens=4)
+        heard.wait(lambda: heard.ends("a"))
+        assert made.log.behind
+        admit(made, "b", max_tokens=3)
+        heard.wait(lambda: heard.ends("b"))
+        assert heard.tokens("b") == alone(max_tokens=3)
+        disk.room = None
+        until(lambda: not made.log.behind)
+    assert verify(EventLog(store=disk.after_crash())).clean, "the disk had room again: nothing is missing"
+
+
 def test_everybody_hears_how_the_log_stands_when_that_changes() -> None:
     said: list[str] = []
     disk = Disk()

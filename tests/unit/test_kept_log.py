@@ -170,3 +170,48 @@ def test_a_snapshot_that_cannot_be_written_is_said_and_stops_nobody(
     monkeypatch.setattr(Capture, "save", full)
     assert serve(tmp_path, "a").tokens("a") == alone()
     assert "could not be written" in caplog.text and names(tmp_path, "snapshot-*") == []
+
+
+def test_whatever_a_snapshot_dies_of_the_next_one_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    save, tries = Capture.save, []
+
+    def strange(self: Capture, *where: Any) -> str:
+        tries.append(self.seq)
+        if len(tries) == 1:
+            raise RuntimeError("planted")
+        return save(self, *where)
+
+    monkeypatch.setattr(Capture, "save", strange)
+    assert serve(tmp_path, "a", max_tokens=40, snapshot_every=7).tokens("a") == alone(max_tokens=40)
+    assert "could not be taken" in caplog.text and names(tmp_path, "snapshot-*")
+
+
+def test_snapshots_do_not_pile_up_behind_a_slow_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, held, save = threading.Event(), threading.Event(), Capture.save
+    saved: list[int] = []
+
+    def slow(self: Capture, *where: Any) -> str:
+        saved.append(self.seq)
+        begun.set()
+        assert held.wait(20)
+        return save(self, *where)
+
+    monkeypatch.setattr(Capture, "save", slow)
+    heard = Listener(count=1)
+    made = engine(heard, log=kept(tmp_path, snapshot_every=4))
+    admit(made, "a", max_tokens=100)
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    assert begun.wait(20)
+    until(lambda: heard.left == 0)
+    held.set()
+    thread.join(20)
+    assert len(saved) <= 4, "the slow one, one that waited, perhaps one on its way, and that of the stop"
+
+
+def test_what_a_crash_cut_short_is_removed_with_the_next_snapshot(tmp_path: Path) -> None:
+    (tmp_path / "snapshot-5.json.zst.tmp").write_bytes(b"half")
+    serve(tmp_path, "a")
+    assert len(names(tmp_path, "snapshot-*")) == 1 and not names(tmp_path, "*.tmp")

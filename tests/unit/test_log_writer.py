@@ -195,7 +195,7 @@ def test_a_sync_that_fails_ends_the_log_and_is_never_asked_again(
     log.put("a")
     log.until(lambda: log.durable == 1 if strict else log.safe == 1)
     while log.durable < 1:
-        disk.wait()
+        threading.Event().wait(0.001)
     disk.unsynced = True
     log.put("b")
     log.until(lambda: log.failure is not None and log.failure.lasting)
@@ -210,6 +210,22 @@ def test_a_sync_that_fails_ends_the_log_and_is_never_asked_again(
     assert "record 1 is the last that is surely on disk" in caplog.text
 
 
+def test_a_sync_that_fails_between_two_segments_ends_the_log_as_well() -> None:
+    disk = Disk()
+    log = LogWriter(EventLog(store=disk, segment_bytes=1), seconds=3600, retry=3600)
+    log.append(Abort(t=0, rid="a"))
+    log.commit()
+    while log.durable < 1:
+        threading.Event().wait(0.001)
+    disk.unsynced = True
+    log.append(Abort(t=0, rid="b"))
+    log.append(Abort(t=0, rid="c"))
+    with pytest.raises(LogError, match="what came after record 1 may be lost: what was written could not be made dur"):
+        log.close()
+    assert log.failure is not None and log.failure.lasting and log.missing == 2
+    assert durable_rids(disk) == ["a"]
+
+
 def test_a_log_that_is_given_up_ends_where_it_stands() -> None:
     disk = Disk()
     disk.room = 100
@@ -222,6 +238,41 @@ def test_a_log_that_is_given_up_ends_where_it_stands() -> None:
     with pytest.raises(LogError, match="enough"):
         log.close()
     assert not log.behind and "c" not in rids(disk)
+
+
+def test_what_waited_when_the_log_ended_is_missing_as_well() -> None:
+    said: list[Gap] = []
+    disk = Disk()
+    disk.room = 0
+    log = Watched(disk, note=said.append)
+    log.put("a", "b")
+    log.until(lambda: log.failure is not None)
+    log.abandon("enough")
+    log.until(lambda: log.failure is not None and log.failure.lasting)
+    assert (log.missing, log.written) == (2, 0)
+    disk.room = None
+    with pytest.raises(LogError, match="enough"):
+        log.close()
+    assert said == [Gap(0, "enough")]
+
+
+def test_a_disk_that_has_room_again_at_the_close_has_lost_nothing() -> None:
+    disk = Disk()
+    disk.room = 0
+    log = Watched(disk, strict=True, retry=3600.0)
+    log.put("a", "b")
+    log.until(lambda: log.failure is not None)
+    write, tries = disk.write, []
+
+    def late(data: memoryview) -> int:
+        tries.append(len(data))
+        if len(tries) == 2:  # the last turn fails once more, and then somebody makes room
+            disk.room = None
+        return write(data)
+
+    disk.write = late  # type: ignore[method-assign]
+    log.close()
+    assert log.safe == 2 and durable_rids(disk) == ["a", "b"]
 
 
 def test_word_of_a_gap_is_left_as_soon_as_that_can_be_written(tmp_path: Path) -> None:
