@@ -1,4 +1,4 @@
-# make setup · serve [MODEL=…] [PORT=…] · test (lint, types, contracts, pytest) · clean
+# make setup · serve [MODEL=…] [PORT=…] · test (lint, types, contracts, pytest) · test-browser (needs chromium) · clean
 #
 # Everything is installed into .venv under constraints.txt. Where pip finds a CPU build of the pinned torch it is
 # taken; otherwise the default build comes. PIP_INDEX_URL and friends are honoured as usual.
@@ -22,7 +22,7 @@ NEED_PYTHON := import sys; \
 	"Say which one to use: make PYTHON=/path/to/python3.11")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test lint types contracts pytest clean
+.PHONY: help setup serve test test-browser lint types contracts pytest clean
 
 help:
 	@sed -n '1s/^# //p' $(firstword $(MAKEFILE_LIST))
@@ -52,6 +52,11 @@ contracts: setup
 
 pytest: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# The debugger in a real browser: Playwright from the extra, Chromium from the system (apt-get install chromium).
+test-browser: setup
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	LEFTFOLD_BROWSER=1 $(BIN)/python -m pytest tests/browser $(PYTEST_ARGS)
 
 clean:
 	rm -rf build dist leftfold.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

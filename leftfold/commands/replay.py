@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from leftfold.commands import replay_execute as execute
 from leftfold.commands import replay_report as report
 from leftfold.commands import replay_shrink as shrink
+from leftfold.commands import replay_ui as ui
 from leftfold.commands import replay_views as views
 from leftfold.commands import replay_whatif as whatif
 from leftfold.commands.common import FINDING, OK, UsageError, print_json, setting, subcommands
@@ -33,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             **shrink.COMMANDS,
             **execute.COMMANDS,
             **report.COMMANDS,
+            **ui.COMMANDS,
         },
     )
 

@@ -64,7 +64,7 @@ class World:
     """Grows while one thread reads or makes its records; any thread may look at what is there.
 
     `done`: nothing more comes; `error`: why not, where that was not the log's end; `expected`: how many records there
-    will be, as far as that is known.
+    will be, as far as that is known. `parent`: the world that it is equal to up to where its own fold began.
     """
 
     def __init__(self, fold: Fold, tape: Tape, overview: Overview) -> None:
@@ -73,6 +73,7 @@ class World:
         self.expected = 0
         self.done = False
         self.error = ""
+        self.parent: World | None = None
         self._fold = fold
         self._stride = STRIDE
         self._copies: dict[int, Fold] = {fold.seq: copy_of(fold)}
@@ -81,10 +82,10 @@ class World:
         self._lock = threading.RLock()
 
     @classmethod
-    def begun(cls, fold: Fold, first: int = 1) -> World:
-        """A world whose first record will be `first`, on a fold of what went before."""
+    def begun(cls, fold: Fold, first: int = 1, *, quiet: bool = False) -> World:
+        """A world whose first record will be `first`, on a fold of what went before; `quiet`: no life begins there."""
         world = cls(fold, Tape(first), Overview(first))
-        if fold.state is not None:
+        if fold.state is not None and not quiet:
             world.overview.lives.begin(fold.state, first, fold.t)
         return world
 
@@ -160,6 +161,8 @@ class World:
         """The fold after record `seq` (`first - 1`: before the first), the caller's own. Raises `OutOfRange`."""
         if seq != self.first - 1:
             self.check(seq)
+        if self.parent is not None and seq < self._seqs[0]:
+            return self.parent.fold_at(seq)
         with self._lock:
             fold = copy_of(self._nearest(seq))
             for record in self.tape.between(fold.seq + 1, seq):

@@ -9,7 +9,7 @@ import pytest
 
 HEAVY = ("torch", "transformers", "triton", "fastapi", "uvicorn", "zmq", "openai", "tokenizers", "safetensors", "gguf")
 LIGHT = ("leftfold", "leftfold.events", "leftfold.fsm", "leftfold.replay", "leftfold.cli", "leftfold.replay.simulating",
-         "leftfold.commands.simulate")  # fmt: skip
+         "leftfold.commands.simulate", "leftfold.replay.ui", "leftfold.replay.report")  # fmt: skip
 
 
 def heavy_modules_after(statement: str) -> list[str]:
