@@ -192,7 +192,8 @@ def _plan(world: World, found: Moment, seq: int) -> dict[str, Any]:
 
 
 def pages(state: State) -> dict[str, Any]:
-    """Who holds each page, as runs [owner, count]: an index into `owners`, -1 free, -2 cached; `shared`: page, holders.
+    """Who holds each page, as runs [owner, count]: an index into `owners`, -1 free, -2 cached; `shared`: page, how many
+    hold it, and which of the owners.
 
     `owners` are [rid, epoch, choice]; a shared page is its first holder's.
     """
@@ -204,7 +205,12 @@ def pages(state: State) -> dict[str, Any]:
     counts = np.diff(np.concatenate((begins, [len(column)])))
     runs = np.stack((column[begins], counts), axis=1).reshape(-1) if len(column) else np.empty(0, np.int64)
     pool = state.pool
-    shared = [[page, refs] for page, refs in enumerate(pool.refs) if refs > 1]
+    holders: dict[int, list[int]] = {page: [] for page, refs in enumerate(pool.refs) if refs > 1}
+    if holders:
+        for at, seat in enumerate((*state.running(), *state.stopping)):
+            for page in holders.keys() & set(seat.pages):
+                holders[page].append(at)
+    shared = [[page, pool.refs[page], by] for page, by in holders.items()]
     findable = [page for page, key in enumerate(pool.keys) if key is not None and pool.refs[page]]
     return {"count": len(pool), "runs": runs.tolist(), "owners": owners, "shared": shared, "findable": findable}
 

@@ -87,7 +87,11 @@ def test_shared_and_cached_pages_are_told_apart() -> None:
         owners = found["runs"][::2]
         counts = found["runs"][1::2]
         assert sum(counts) == found["count"] == len(state.pool)
-        assert found["shared"] == [[page, refs] for page, refs in enumerate(state.pool.refs) if refs > 1]
+        assert [[page, refs] for page, refs, _ in found["shared"]] == [
+            [page, refs] for page, refs in enumerate(state.pool.refs) if refs > 1
+        ]
+        for page, refs, by in found["shared"]:
+            assert len(by) == refs and all(page in state.live[tuple(found["owners"][at])].seat.pages for at in by)
         seen["shared"] += len(found["shared"])
         for owner, count in zip(owners, counts, strict=True):
             seen[{-1: "free", -2: "cached"}.get(owner, "held")] += count

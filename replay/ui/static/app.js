@@ -37,6 +37,7 @@ const app = {
       return say(error);
     }
     this.life = this.about;
+    this.showLife = true;
     if (jump) this.go(this.about.seq);
     draw();
     explain(this.world, number, this.seq);
@@ -189,7 +190,10 @@ function tick() {
 async function jump(what, back, extra = {}) {
   try {
     const found = await get("jump", { world: app.world, seq: app.seq, what, back: back ? 1 : 0, ...extra });
-    if (found.seq != null) app.go(found.seq);
+    if (found.seq != null) {
+      if (what === "edge") app.showLife = true;
+      app.go(found.seq);
+    }
   } catch (error) {
     say(error);
   }

@@ -20,6 +20,13 @@ export function drawLanes(app) {
   const x = (seq) => NAMES + ((seq - first) / (last - first + 1)) * wide;
   const rows = Math.floor((height - FOOT) / ROW);
   const alive = lanesIn(app);
+  if (app.showLife && app.life) {
+    const at = alive.findIndex((lane) => lane.number === app.life.number);
+    if (at >= 0) {
+      app.showLife = false;
+      if (at < app.laneTop || at >= app.laneTop + rows) app.laneTop = at - Math.floor(rows / 2);
+    }
+  }
   app.laneTop = Math.max(0, Math.min(app.laneTop, alive.length - rows));
   const shown = alive.slice(app.laneTop, app.laneTop + rows);
   draw.font = "11.5px system-ui, sans-serif";

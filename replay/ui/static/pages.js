@@ -10,7 +10,7 @@ export function expand(pages) {
     owner.fill(pages.runs[at], page, page + pages.runs[at + 1]);
     page += pages.runs[at + 1];
   }
-  return { owner, shared: new Map(pages.shared), findable: new Set(pages.findable), owners: pages.owners };
+  return { owner, shared: new Map(pages.shared.map(([page, refs, by]) => [page, { refs, by }])), findable: new Set(pages.findable), owners: pages.owners };
 }
 
 const same = (a, life) => life && a[0] === life.rid && a[1] === life.epoch && a[2] === life.choice;
@@ -43,8 +43,8 @@ export function drawPages(app) {
       draw.fillRect(x, y, size, size);
     } else {
       const key = map.owners[owner];
-      const mine = same(key, app.life);
-      draw.fillStyle = hue(app.numberOf(key), app.life && !mine);
+      const mine = same(key, app.life) || map.shared.get(page)?.by.some((at) => same(map.owners[at], app.life));
+      draw.fillStyle = hue(mine ? app.life.number : app.numberOf(key), app.life && !mine);
       draw.fillRect(x, y, size, size);
       if (map.findable.has(page) && cell > 7) {
         draw.fillStyle = colour("card");
@@ -89,7 +89,7 @@ export function pageAt(app, event) {
   const key = owner >= 0 ? app.map.owners[owner] : null;
   const shared = app.map.shared.get(page);
   const text = key
-    ? `page ${page}: ${shared ? `${shared} holders, first ` : ""}${plain(key[0])}${key[2] ? ` #${key[2]}` : ""}${app.map.findable.has(page) ? "\nfindable in the prefix cache" : ""}`
+    ? `page ${page}: ${(shared ? shared.by.map((at) => app.map.owners[at]) : [key]).slice(0, 8).map(([rid, , choice]) => plain(rid) + (choice ? ` #${choice}` : "")).join("\n  ")}${shared?.by.length > 8 ? "\n  …" : ""}${app.map.findable.has(page) ? "\nfindable in the prefix cache" : ""}`
     : `page ${page}: ${owner === -2 ? "cached, nobody holds it" : "free"}`;
   return { page, key, text };
 }

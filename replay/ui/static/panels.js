@@ -124,7 +124,7 @@ export function whatif(app) {
         if (a == null || b == null) return h("td", { class: "n" }, `${ms(a)} → ${ms(b)}`);
         return h("td", { class: "n" }, `${ms(a)} `, h("span", { class: b > a ? "up" : "down" }, Math.abs(b - a) < 0.05 ? "" : `${b > a ? "+" : "−"}${ms(Math.abs(b - a))}`));
       };
-      parts.push(table(["request", "#TTFT", "#E2E"], found.rows.map((row) => h("tr", {}, h("td", { class: "rid" }, h("button", { class: "link", title: plain(row.label), onclick: () => app.select(row.number) }, plain(row.label))), change(row.before?.ttft_ms, row.after?.ttft_ms), change(row.before?.e2e_ms, row.after?.e2e_ms)))));
+      if (found.rows.length) parts.push(table(["request", "#TTFT", "#E2E"], found.rows.map((row) => h("tr", {}, h("td", { class: "rid" }, h("button", { class: "link", title: plain(row.label), onclick: () => app.select(row.number) }, plain(row.label))), change(row.before?.ttft_ms, row.after?.ttft_ms), change(row.before?.e2e_ms, row.after?.e2e_ms)))));
     }
     parts.push(h("p", {}, h("button", { onclick: () => app.enter(0) }, "back to what was recorded")));
   }
