@@ -144,6 +144,8 @@ def prune(directory: str | os.PathLike[str], keep: Retention, now: float | None 
         sync_folder(reader.directory)  # the snapshots that stand in for them must be there to stay
     for name in candidates:
         files = [path for path in _files(reader) if path.name.startswith(name[:14])]
+        if not files:
+            continue  # somebody else has removed it meanwhile
         size = sum(path.stat().st_size for path in files)
         written = max(path.stat().st_mtime for path in files)
         too_old = keep.age is not None and now - written > keep.age

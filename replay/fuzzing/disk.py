@@ -24,11 +24,12 @@ DAMAGES: Sequence[str] = ("flip", "zeros", "misdirected", "exchanged", "cut", "l
 @dataclass(slots=True)
 class File:
     """`content`: as the system shows it; `safe`: bytes of it that a sync made durable; `begun`: where the last write
-    began."""
+    began; `spoiled`: a sync failed, so that the system has forgotten what is not safe, and no sync will make it so."""
 
     content: bytearray = field(default_factory=bytearray)
     safe: int = 0
     begun: int = 0
+    spoiled: bool = False
 
 
 class SimDisk:
@@ -50,11 +51,14 @@ class SimDisk:
         return {name: len(self.files[name].content) for name in sorted(self.files)}
 
     def kill(self, torn: int) -> None:
-        """The process dies: its last write is perhaps cut short by `torn` bytes, all before it is with the system."""
+        """The process dies: its last write is perhaps cut short by `torn` bytes, all before it is with the system.
+
+        That makes nothing safe: what the next process reads may still be lost with the machine.
+        """
         if self.files:
             file = self.files[max(self.files)]
             del file.content[max(file.safe, file.begun, len(file.content) - torn) :]
-        self._settle()
+        self._disarm()
 
     def power_cut(self, keep: int, hole: int | None) -> bool:
         """The machine dies: of what no sync made durable, `keep` bytes of each file are left.
@@ -74,9 +78,14 @@ class SimDisk:
         return holed
 
     def _settle(self) -> None:
-        """What is left is on the disk; the machine has come up again, with room and without armed faults."""
+        """What is left is on the disk; the machine has come up again."""
         for file in self.files.values():
             file.safe = file.begun = len(file.content)
+            file.spoiled = False
+        self._disarm()
+
+    def _disarm(self) -> None:
+        """There is room again, and no fault is armed."""
         self.room, self.lies, self.fail_sync, self.bad_read = None, False, False, None
 
     def damage(self, kind: str, at: int, other: int) -> bool:
@@ -150,8 +159,10 @@ class DiskStore:
         self.disk.snapshots.pop(seq, None)
 
     def confirm(self, name: str) -> None:
+        """What can be read is written once more, and synced."""
+        file = self.disk.files[name]
         if not self.disk.lies:
-            self.disk.files[name].safe = len(self.disk.files[name].content)
+            file.safe, file.spoiled = len(file.content), False
 
     def truncate(self, name: str, size: int) -> None:
         """Cut a segment; the real store syncs here, so that the cut is safe."""
@@ -178,8 +189,9 @@ class DiskStore:
         disk, file = self.disk, self._file
         if disk.fail_sync:
             disk.fail_sync = False
+            file.spoiled = True
             raise OSError(errno.EIO, "planted: the simulated disk cannot make this durable")
-        if not disk.lies:
+        if not disk.lies and not file.spoiled:
             file.safe = len(file.content)
 
     def close(self, clean: bool = False) -> None:

@@ -105,7 +105,7 @@ class DurableWorld(World):
         if failed_sync:
             self.journal.fail_sync()
         holed = False
-        if power or failed_sync:
+        if power:
             holed = self.disk.power_cut(keep, hole)
         else:
             self.disk.kill(torn)

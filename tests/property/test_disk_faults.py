@@ -12,7 +12,7 @@ from leftfold.events import EventLog, LogDamaged, log, walk
 from leftfold.events.walk import Tail
 from leftfold.replay import snapshots
 from leftfold.replay.fuzzing import PROFILES, DurableWorld, fuzz, shrink, source_of, write_log
-from leftfold.replay.fuzzing.disk import DAMAGES
+from leftfold.replay.fuzzing.disk import DAMAGES, DiskStore
 from leftfold.replay.verify import verify
 
 LIMITS: dict[str, Any] = {
@@ -55,6 +55,10 @@ def _a_failed_sync_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EventLog, "_check_open", lambda self: setattr(self, "_broken", None))
 
 
+def _what_is_read_is_taken_for_durable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(DiskStore, "confirm", lambda self, name: None)
+
+
 def _snapshots_ahead_of_the_log_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EventLog, "_drop_ahead", lambda self, found: None)
     monkeypatch.setattr(log, "_after", lambda store, snapshot, tail: iter(()))
@@ -74,7 +78,8 @@ def _snapshots_forget_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 PLANTS = [
     _a_torn_tail_is_cut_in_silence, _what_is_damaged_is_skipped, _nothing_is_synced, _a_short_write_counts_as_whole,
-    _a_failed_sync_is_forgotten, _snapshots_ahead_of_the_log_stay, _snapshots_forget_who_waits,
+    _a_failed_sync_is_forgotten, _what_is_read_is_taken_for_durable, _snapshots_ahead_of_the_log_stay,
+    _snapshots_forget_who_waits,
 ]  # fmt: skip
 
 
