@@ -168,6 +168,7 @@ class KeptLog(LogWriter):
         self._upkeep = None if directory is None else Upkeep(directory, retention)
         self._begun: tuple[Fold, Iterator[Record]] | None = None
         self._newest = max(log.snapshots(), default=0)
+        self._taken_at = 0
         self._working = False
 
     def begin(self) -> tuple[Fold, Iterator[Record]]:
@@ -182,13 +183,13 @@ class KeptLog(LogWriter):
 
     def snapshot_due(self, seq: int) -> bool:
         due = 0 < self._every <= seq - self._newest and self.failure is None
-        return due and self._upkeep is not None and not self._upkeep.waits
+        return due and self._upkeep is not None and self._upkeep.done >= self._taken_at  # one at a time
 
     def snapshot(self, fold: Fold) -> None:
         if not self._every or self.failure is not None or fold.seq <= self._newest:
             return
         taken = capture(fold)
-        self._newest = fold.seq
+        self._newest = self._taken_at = fold.seq
 
         def save(seq: int, crc: int) -> None:
             if seq == taken.seq and self._upkeep is not None:  # else the fold stopped short of the log's end

@@ -30,6 +30,7 @@ class Upkeep:
         self._jobs: SimpleQueue[tuple[Capture, int] | None] = SimpleQueue()
         self._closing = False
         self._said = ""
+        self.done = 0  # number of the record whose snapshot was last dealt with, saved or not
         self._thread = threading.Thread(target=self._run, name="leftfold-upkeep", daemon=True)
 
     def start(self) -> None:
@@ -38,11 +39,6 @@ class Upkeep:
     def save(self, taken: Capture, chain: int) -> None:
         """Write a snapshot; the log is durable up to its record, whose checksum is `chain`."""
         self._jobs.put((taken, chain))
-
-    @property
-    def waits(self) -> bool:
-        """Whether a snapshot waits for the one that is being saved: no sense in taking another."""
-        return not self._jobs.empty()
 
     def close(self, timeout: float | None = None) -> None:
         """Save what is left, for at most `timeout` seconds; one that is cut off leaves the one before it as it was."""
@@ -62,6 +58,7 @@ class Upkeep:
             if job is None:
                 return
             self._save(*job)
+            self.done = job[0].seq
             self._tidy()
 
     def _save(self, taken: Capture, chain: int) -> None:
