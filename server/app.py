@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leftfold.server.bodies import Held, installed_version, json_response
 from leftfold.server.control import CONTROL_PATHS, control
+from leftfold.server.debug import DEBUG_PAGE, DEBUG_PATHS, Debugger, debug
 from leftfold.server.errors import ApiError, stopping, unavailable
 from leftfold.server.keys import Keys
 from leftfold.server.responses import responses
@@ -25,7 +26,7 @@ from leftfold.server.streaming import ClientGone
 
 _log = logging.getLogger("leftfold.server")
 _ALWAYS_OPEN = ("/health", "/metrics")
-_NO_KEY = ("/health", "/ready")
+_NO_KEY = frozenset({"/health", "/ready"}) | DEBUG_PAGE
 _SEND_SECONDS = 30.0
 """A client that takes nothing for so long is given up, and what it asked for ends."""
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
@@ -38,6 +39,8 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.server = state
     app.include_router(router)
     app.include_router(control)
+    app.state.debugger = Debugger()
+    app.include_router(debug)
     app.include_router(responses)
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
@@ -79,7 +82,7 @@ class Gate:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self._state = state
-        self._keys = Keys(state.options.api_key, state.options.admin_api_key, CONTROL_PATHS)
+        self._keys = Keys(state.options.api_key, state.options.admin_api_key, CONTROL_PATHS | DEBUG_PATHS)
         self._open = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

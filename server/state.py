@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from leftfold.server.client import EngineClient, Group
@@ -59,6 +60,7 @@ class ServerState:
     phase: str = "starting"
     reason: str = ""
     service: Service | None = None
+    log_folder: Path | None = None
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

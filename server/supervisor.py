@@ -127,6 +127,8 @@ class Supervisor:
             client = self._client = EngineClient(**self._addresses())
             process = await self._start_engine()
             self._log_name = model.name
+            if self._options.durability != "off":
+                self._state.log_folder = Path(self._options.log_dir or Path("logs") / model.name)
             tokenizer = await _in_thread(lambda: load_tokenizer(model.path))
         except (hub.HubError, TextError) as error:
             raise _Refused(str(error)) from error

@@ -23,11 +23,13 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (%(default)s)")
     parser.add_argument("--port", type=port, default=0, help="port to listen on (default: any free one)")
     parser.add_argument("--no-browser", action="store_true", help="print the address alone, open nothing")
+    parser.add_argument("--until-eof", action="store_true", help="end when standard input does (for programs)")
     allow_policy(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C; 0."""
+    import threading
     import webbrowser
     from pathlib import Path
 
@@ -47,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
             else:
                 print(f"leftfold: {args.log} is at {server.url}", flush=True)
                 print("leftfold: Ctrl-C ends it; whoever has the address can read the log", file=sys.stderr)
+            if args.until_eof:
+                threading.Thread(target=lambda: (sys.stdin.read(), server.shutdown()), daemon=True).start()
             if not args.no_browser and not args.json:
                 webbrowser.open(server.url)
             try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -20,6 +21,16 @@ MOST_WORLDS = 6
 """Hypothetical worlds that are kept; the oldest goes."""
 INSERTS = ("admit", "abort", "pause", "resume", "flush_cache", "reconfigure", "executor_lost", "shutdown")
 TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+
+
+@cache
+def static_files() -> Mapping[str, tuple[str, bytes]]:
+    """The page's files by name: content type and content."""
+    return {
+        path.name: (f"{TYPES[path.name.rpartition('.')[2]]}; charset=utf-8", path.read_bytes())
+        for path in (files("leftfold.replay.ui") / "static").iterdir()
+        if path.name.rpartition(".")[2] in TYPES
+    }
 
 
 class Answer(NamedTuple):
@@ -63,11 +74,7 @@ class Api:
         self.entries: dict[int, Entry] = {0: Entry(world, "recorded")}
         self._numbers = 0
         self._lock = threading.Lock()
-        self._static = {
-            path.name: path.read_bytes()
-            for path in (files("leftfold.replay.ui") / "static").iterdir()
-            if path.name.rpartition(".")[2] in TYPES
-        }
+        self._static = static_files()
         self._gets: Mapping[str, Callable[[Query], Any]] = {
             "meta": self._meta, "strip": self._strip, "lanes": self._lanes, "moment": self._moment,
             "explain": self._explain, "search": self._search, "compare": self._compare, "jump": self._jump,
@@ -116,7 +123,7 @@ class Api:
             raise Wrong(405, f"{method}: only GET")
         if name not in self._static:
             raise Wrong(404, f"{name[:80]!r}: there is no such file")
-        return Answer(200, f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8", self._static[name])
+        return Answer(200, *self._static[name])
 
     def _entry(self, query: Query, name: str = "world") -> Entry:
         number = _integer(query, name, 0)
@@ -269,4 +276,4 @@ def _integer(query: Query, name: str, default: int | None = None) -> int:
         raise Wrong(400, f"{name}={str(raw)[:40]!r} is not a whole number") from None
 
 
-__all__ = ["Answer", "Api"]
+__all__ = ["Answer", "Api", "static_files"]

@@ -91,8 +91,7 @@ class Hypothesis:
         if fold.state is None:
             raise OutOfRange(f"nothing is folded before record {self.kept + 1}")
         world = World.begun(fold, self.base.first, quiet=True)
-        for _, event in self.base.tape.between(self.base.first, self.kept):
-            world.tape.append(event)
+        world.tape = self.base.tape.until(self.kept)
         world.overview = self.base.overview.until(self.kept, fold.state)
         world.expected = self.base.last
         world.parent = self.base

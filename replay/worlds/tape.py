@@ -45,6 +45,21 @@ class Tape:
                 self._open = []
         return seq
 
+    def until(self, seq: int) -> Tape:
+        """A tape with the records up to `seq`, their blocks shared. Raises `IndexError`."""
+        twin = Tape(self.first)
+        if seq < self.first:
+            return twin
+        block, at = self._place(seq)
+        with self._lock:
+            twin._blocks = self._blocks[:block]
+            lines = self._open if block == len(self._blocks) else self._lines(block)
+            twin._open = lines[: at + 1]
+        if len(twin._open) == BLOCK:
+            twin._blocks.append(self._pack(b"\n".join(twin._open)))
+            twin._open = []
+        return twin
+
     def raw(self, seq: int) -> dict[str, Any]:
         """The record as its line in a log has it. Raises `IndexError`."""
         found: dict[str, Any] = orjson.loads(self._line(seq))

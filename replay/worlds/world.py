@@ -19,7 +19,7 @@ from leftfold.replay.worlds.lives import Life
 from leftfold.replay.worlds.overview import Overview
 from leftfold.replay.worlds.tape import Tape
 
-MOST_COPIES = 128
+MOST_COPIES = 256
 """Copies along the whole log; when there are more, every other one is dropped."""
 STRIDE = 256
 """Records between copies, at first."""

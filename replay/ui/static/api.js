@@ -2,8 +2,38 @@
 
 async function read(answer) {
   const found = await answer.json();
+  if (answer.status === 401) await wanted();
   if (!answer.ok) throw new Error(found.error?.message ?? found.error ?? `status ${answer.status}`);
   return found;
+}
+
+// On a server the admin key is asked for, and kept for this tab alone.
+let asking = null;
+function wanted() {
+  sessionStorage.removeItem("leftfold-key");
+  asking ??= new Promise((done) => {
+    const dialog = document.createElement("dialog");
+    const form = document.createElement("form");
+    const input = document.createElement("input");
+    const text = document.createElement("label");
+    form.method = "dialog";
+    input.type = "password";
+    input.id = "admin-key";
+    input.autocomplete = "off";
+    text.append("admin key", input);
+    form.append(text);
+    dialog.append(form);
+    dialog.addEventListener("close", () => {
+      sessionStorage.setItem("leftfold-key", input.value);
+      dialog.remove();
+      asking = null;
+      done();
+    });
+    form.addEventListener("submit", (event) => { event.preventDefault(); dialog.close(); });
+    document.body.append(dialog);
+    dialog.showModal();
+  });
+  return asking;
 }
 
 const key = () => sessionStorage.getItem("leftfold-key");

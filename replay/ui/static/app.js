@@ -372,6 +372,11 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
 
 $("lanes-keys").replaceChildren(...["waiting", "prefill", "decode", "preempted"].flatMap((kind) => [h("i", { class: `key ${kind}` }), kind]));
 
+if (location.pathname.startsWith("/debug/")) {
+  const again = async () => { await post("again", {}); location.reload(); };
+  $("help").before(h("button", { title: "the log as it is now", onclick: again }, "read anew"));
+}
+
 async function begin() {
   panel();
   for (;;) {

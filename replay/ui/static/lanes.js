@@ -110,7 +110,7 @@ function foot(app, draw, found, x, height, wide, first, last) {
     draw.globalAlpha = 1;
   }
   draw.fillStyle = colour("soft");
-  const every = Math.max(1, Math.ceil((last - first + 1) / 6));
+  const every = Math.max(1, Math.ceil((last - first + 1) / 5));
   for (let seq = first; seq <= last; seq += every) {
     const t = found.t?.[seq - found.first];
     draw.fillText(`${seq.toLocaleString("en-US")}${t == null ? "" : ` · ${seconds(t)}`}`, x(seq), height - 6);
