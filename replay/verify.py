@@ -205,7 +205,7 @@ def _prepare(
     start, _ = whole(records)
     verdict.first_seq, verdict.folded_from = records.first_seq, start.seq + 1
     if start.seq and otherwise:
-        text = f"the log begins at record {records.first_seq}: to decide otherwise needs a log that is whole"
+        text = f"the log begins at record {records.first_seq}: other settings and planners need a log that is whole"
         raise SettingsError(text)
     digests = {}
     for seq in records.snapshots():
