@@ -77,7 +77,7 @@ class Overview:
 
     def times(self) -> Column:
         """`t` of every record so far."""
-        return np.array(self.t, np.int64)
+        return np.array(self.t[:], np.int64)  # of a copy: what numpy looks at cannot grow meanwhile
 
     def at_time(self, t: int) -> int:
         """The last record at or before `t`, at least the first."""

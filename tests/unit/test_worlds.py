@@ -97,3 +97,13 @@ def test_an_explanation_of_a_long_life_is_of_decisions_spread_over_it(monkeypatc
     assert every[0].first_seq <= some[0].first_seq and some[-1].last_seq <= every[-1].last_seq
     told, known = (sum(cause.decisions for cause in causes) for causes in (some, every))
     assert told == pytest.approx(known, rel=0.4)
+
+
+def test_a_tape_up_to_a_record_is_its_beginning_and_grows_apart(log: EventLog) -> None:
+    tape = World.read(log).tape
+    for seq in range(tape.first - 1, tape.last + 1):
+        twin = tape.until(seq)
+        assert twin.last == seq
+        assert [twin.raw(at) for at in range(1, seq + 1)] == [tape.raw(at) for at in range(1, seq + 1)]
+        assert twin.append(tape.event(1)) == seq + 1 and twin.event(seq + 1).t == tape.event(1).t
+    assert tape.last == len(log)

@@ -48,7 +48,7 @@ const app = {
     this.kept = this.meta.worlds.find((one) => one.world === this.world)?.kept ?? null;
     this.differences = this.strip = this.lanes = null;
     this.life = this.about = null;
-    await refresh();
+    await follow();
     this.go(this.seq);
   },
   async imagine(body) {
@@ -154,7 +154,9 @@ async function refresh() {
   draw();
 }
 
+let timer = 0;
 async function follow() {
+  clearTimeout(timer);
   const before = app.meta?.last;
   try {
     await refresh();
@@ -162,7 +164,8 @@ async function follow() {
   } catch (error) {
     say(error);
   }
-  setTimeout(follow, app.meta?.done ? 5000 : 400);
+  clearTimeout(timer);
+  timer = setTimeout(follow, app.meta?.done ? 5000 : app.world ? 150 : 400);
 }
 
 function play(on = !app.playing) {
