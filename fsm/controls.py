@@ -39,6 +39,8 @@ def _fault(event: Any) -> str:
         return f"tags {list(event.tags)!r} must be some of {', '.join(TAGS)}"
     if isinstance(event, UpdateWeights) and event.live not in ("recompute", "keep"):
         return f"live {event.live!r} must be recompute or keep"
+    if isinstance(event, UpdateWeights) and not event.version:
+        return "version '' must name the weights: without a name they are those of the start"
     return ""
 
 

@@ -27,15 +27,17 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     """An executor is ready, with the configuration that the event carries.
 
     What it remembers is in `kept`: "device" for its K/V, "weights" for those that were loaded last, which only an
-    executor that began anew inside its process has; such a one does not end a shutdown either.
+    executor that began anew inside its process has; such a one does not end a shutdown either. K/V of weights that are
+    not there any more is worth nothing.
     """
     config = state.config if event.config is None else Config.from_dict(event.config)
     _void(state)
+    stale = "weights" not in event.kept and state.version != ""
     if "weights" not in event.kept:
         state.version = ""  # before anybody is told anything: what ends here ends under these weights
     if config != state.config:
         _reconfigure(state, config, outputs)
-    if "device" not in event.kept:
+    if "device" not in event.kept or stale:
         state.pool.forget()
     state.executor_present = True
     state.incarnation = event.incarnation

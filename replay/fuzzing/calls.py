@@ -28,6 +28,7 @@ FIELDS: dict[str, Sequence[dict[str, Any]]] = {
         {"source": "missing"},
         {"source": "missing", "live": "keep"},
         {"live": "perhaps"},
+        {"version": ""},
     ),
     "Reconfigure": (
         {"set": {"max_running": 1}},

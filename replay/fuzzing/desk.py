@@ -274,4 +274,4 @@ class Desk:
 def _odd(event: Any) -> bool:
     if isinstance(event, (Sleep, Wake)):
         return not event.tags or not set(event.tags) <= {"weights", "kv"}
-    return isinstance(event, UpdateWeights) and event.live not in ("recompute", "keep")
+    return isinstance(event, UpdateWeights) and (event.live not in ("recompute", "keep") or not event.version)

@@ -295,8 +295,9 @@ class World(Core):
         if config != self.config:
             self.device = Device(config.num_pages, config.page_size, self.vocab)
             self._shrink_limits(config)
-        self._keep("device" in kept and config == self.config)
         version = self.desk.version
+        same_weights = "weights" in kept or version == ""
+        self._keep("device" in kept and same_weights and config == self.config)
         self.desk.started(config, "weights" in kept)
         self.device.restart("device" in kept, self.desk.version)
         if self.desk.version != version:

@@ -116,6 +116,26 @@ def test_a_start_in_a_new_process_does_not_name_weights_that_it_has_not_loaded()
         assert state.version == version
 
 
+@pytest.mark.parametrize(
+    ("kept", "found"),
+    [(("device", "weights"), True), (("device",), False), (("weights",), False), ((), False)],
+)
+def test_a_start_finds_no_pages_of_weights_that_are_gone(kept: tuple[str, ...], found: bool) -> None:
+    state = state_of()
+    step(state, UpdateWeights(t=0, source="somewhere", version="v2"))
+    admit(state, "a", prompt=40)
+    while run(state):
+        pass
+    assert state.pool.published
+    step(state, Started(t=0, incarnation=2, kept=kept))
+    assert bool(state.pool.published) is found
+
+
+def test_weights_without_a_name_are_refused() -> None:
+    (ack,) = step(state_of(), UpdateWeights(t=0, call="u", source="somewhere", version="")).acks
+    assert not ack.ok and "must name the weights" in ack.info
+
+
 def test_an_executor_that_begins_anew_does_not_undo_a_shutdown() -> None:
     state = state_of()
     admit(state, "a")
