@@ -5,7 +5,7 @@ Each run draws its own rates (most faults are off in most runs), so that rare si
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
 from random import Random
 from typing import Any
@@ -19,6 +19,8 @@ from leftfold.replay.fuzzing.oddities import ODD_ADMITS, SPOILED_PLANS, SPOILS, 
 from leftfold.replay.fuzzing.world import Command, World
 
 RIDS = "abcdefgh"
+THEMED = 0.3
+"""How many runs are about faults that belong together, which chance alone would rarely bring into one run."""
 FAR = 1 << 40
 """µs by which a clock may jump."""
 
@@ -42,10 +44,12 @@ class Rules:
         self.bases = [[rng.randrange(vocab) for _ in range(longest)] for _ in range(rng.choice((1, 1, 2, 3)))]
         self.habits = habits(rng)
         self.tenants = config["policy"] == "fair" and rng.random() < 0.8
-        self.controls = rng.choice(CALLS)
         self.rids = [*RIDS, *(f"r{number}" for number in range(self.habits.rids - len(RIDS)))][: self.habits.rids]
         known = {**_FAULTS, **_DISK_FAULTS} if "sync_every" in config else _FAULTS
+        theme = rng.choice(_THEMES) if rng.random() < THEMED else {}
         faulty = {rule: self._rate(rate) for rule, rate in known.items() if rng.random() < self.habits.faults}
+        faulty |= {rule: self._rate(rate) for rule, rate in theme.items()}
+        self.controls = rng.choice(CALLS[1:] if Rules.control in theme else CALLS)
         work = {rule: self._rate(rate) for rule, rate in _WORK.items()}
         self.rules: list[Callable[[Rules, World], Command]] = [*work, *faulty]
         self.scale = list(accumulate([*work.values(), *faulty.values()]))
@@ -282,6 +286,13 @@ _FAULTS = {
     Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 1, Rules.copy: 0.3, Rules.late_done: 0.5,
     Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
 }  # fmt: skip
+_THEMES: Sequence[Mapping[Callable[[Rules, World], Command], float]] = (
+    {Rules.control: 6, Rules.late_done: 1, Rules.late_ends: 1, Rules.refused_operation: 1, Rules.stray_control: 0.5},
+    {Rules.control: 6, Rules.shutdown: 2, Rules.wait: 3, Rules.start: 1},
+    {Rules.control: 4, Rules.lose: 1, Rules.start: 4, Rules.fail: 2},
+    {Rules.fail: 5, Rules.spoiled: 1, Rules.stray_done: 1, Rules.lose: 1, Rules.abort_in_flight: 4},
+    {Rules.abort: 5, Rules.abort_in_flight: 5, Rules.wait: 3, Rules.odd_admit: 2},
+)
 _DISK_FAULTS = {
     Rules.flush: 1, Rules.sync: 1, Rules.snapshot: 1, Rules.lying_disk: 0.3, Rules.full_disk: 0.5, Rules.space: 0.5,
     Rules.clock_back: 0.3, Rules.crash: 3, Rules.damage: 2,
