@@ -44,14 +44,16 @@ class Rules:
         self.bases = [[rng.randrange(vocab) for _ in range(longest)] for _ in range(rng.choice((1, 1, 2, 3)))]
         self.habits = habits(rng)
         self.tenants = config["policy"] == "fair" and rng.random() < 0.8
+        self.classes = config["policy"] == "priority" and rng.random() < 0.8
         self.rids = [*RIDS, *(f"r{number}" for number in range(self.habits.rids - len(RIDS)))][: self.habits.rids]
         known = {**_FAULTS, **_DISK_FAULTS} if "sync_every" in config else _FAULTS
         theme = rng.choice(_THEMES) if rng.random() < THEMED else {}
-        faulty = {rule: self._rate(rate) for rule, rate in known.items() if rng.random() < self.habits.faults}
+        faulty: dict[Rule, float] = {}
+        faulty |= {rule: self._rate(rate) for rule, rate in known.items() if rng.random() < self.habits.faults}
         faulty |= {rule: self._rate(rate) for rule, rate in theme.items()}
         self.controls = rng.choice(CALLS[1:] if Rules.control in theme else CALLS)
         work = {rule: self._rate(rate) for rule, rate in _WORK.items()}
-        self.rules: list[Callable[[Rules, World], Command]] = [*work, *faulty]
+        self.rules: list[Rule] = [*work, *faulty]
         self.scale = list(accumulate([*work.values(), *faulty.values()]))
 
     def _rate(self, usual: float) -> float:
@@ -98,6 +100,8 @@ class Rules:
             self._garnish(request)
         if self.tenants:
             request["tenant"] = self.rng.choice("xyz")
+        if self.classes:
+            request["priority"] = self._below(3)
         return ("admit", request)
 
     def _prompt(self) -> list[int]:
@@ -275,6 +279,7 @@ class Rules:
         return (name, how)
 
 
+Rule = Callable[[Rules, World], Command]
 _RESTARTED = (
     "num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len", "policy", "prefix_cache",
     "pipeline_depth", "growth_horizon",
@@ -286,7 +291,7 @@ _FAULTS = {
     Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 1, Rules.copy: 0.3, Rules.late_done: 0.5,
     Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
 }  # fmt: skip
-_THEMES: Sequence[Mapping[Callable[[Rules, World], Command], float]] = (
+_THEMES: Sequence[Mapping[Rule, float]] = (
     {Rules.control: 6, Rules.late_done: 1, Rules.late_ends: 1, Rules.refused_operation: 1, Rules.stray_control: 0.5},
     {Rules.control: 6, Rules.shutdown: 2, Rules.wait: 3, Rules.start: 1},
     {Rules.control: 4, Rules.lose: 1, Rules.start: 4, Rules.fail: 2},
