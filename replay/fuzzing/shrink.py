@@ -19,6 +19,10 @@ def shrink(run: Run, go_on: Callable[[int], bool]) -> Run:
     return _Shrinker(run, go_on).shrink()
 
 
+WIDE = 64
+"""Tokens a step and a chunk that are more than most prompts have."""
+
+
 class _Spent(Exception):
     """No tries are left."""
 
@@ -36,6 +40,7 @@ class _Shrinker:
             before = -1
             while before != (before := self._weight()):
                 self._cut()
+                self._widen()
                 self._simplify_commands()
                 self._simplify_config()
         except _Spent:
@@ -45,12 +50,13 @@ class _Shrinker:
     def _weight(self) -> int:
         return len(repr((self.best.config, self.best.commands)))
 
-    def _try(self, config: Mapping[str, Any], commands: Sequence[Command]) -> bool:
+    def _try(self, config: Mapping[str, Any], commands: Sequence[Command], most: int | None = None) -> bool:
+        """Whether it still ends like that, within `most` events."""
         if not self.go_on(self.tries):
             raise _Spent
         self.tries += 1
         again = execute(config, commands)
-        if again.kind != self.kind:
+        if again.kind != self.kind or (most is not None and again.events > most):
             return False
         self.best = again
         return True
@@ -65,6 +71,12 @@ class _Shrinker:
                 if not self._try(self.best.config, [*commands[:at], *commands[at + length :]]):
                     at += length
             length //= 2
+
+    def _widen(self) -> None:
+        """A larger budget computes long prompts in fewer steps."""
+        for name in ("max_batch_tokens", "max_chunk_tokens"):
+            if name in self.best.config and self.best.config[name] not in (None, WIDE):
+                self._try({**self.best.config, name: WIDE}, self.best.commands, self.best.events - 1)
 
     def _simplify_commands(self) -> None:
         at = 0
@@ -93,7 +105,7 @@ class _Shrinker:
             progress = True
             while progress:
                 progress = any(
-                    self._try({**self.best.config, name: value}, self.best.commands)
+                    self._try({**self.best.config, name: value}, self.best.commands, self.best.events)
                     for value in _simpler_setting(name, self.best.config[name])
                 )
 
