@@ -26,7 +26,7 @@ from leftfold.events import (
     Tick,
 )
 from leftfold.executor.base import Attachment, Executor, Result
-from leftfold.fsm import LAWS, Config, Gate, decide
+from leftfold.fsm import LAWS, Ack, Config, Effects, Gate, decide
 from leftfold.fsm.state import InFlight
 from leftfold.identity import check_model
 from leftfold.keeping import Keeper, keeper
@@ -292,9 +292,8 @@ class Engine:
             case _ if message is _STOP:
                 self._admit_deferred(all_of_them=True)
                 self._stopping = True
-            case Recall() if self.state is not None and not self._telling.stranded:
-                self._telling.hold(self._fold.seq, delivery(answer(message, self.state, self.memory)))
-                self.memory = None
+            case Recall() if not self._deferred:
+                self._submitted(message)
             case _ if self._deferred or self._waiting_for_disk:
                 self._deferred.append(message)
             case _:
@@ -310,7 +309,10 @@ class Engine:
         """Whether what clients send has to wait; where the log fails they are refused, or served all the same."""
         return self.log.behind and self.log.failure is None
 
-    def _submitted(self, event: Event) -> None:
+    def _submitted(self, event: Event | Recall) -> None:
+        if isinstance(event, Recall):
+            self._recalled(event)
+            return
         if self.fault or self._telling.stranded:
             self._telling.tell(refusal(event, "failed", self.refusing))
             return
@@ -325,6 +327,14 @@ class Engine:
             return
         if isinstance(event, Admit) and event.want and self.state is not None:
             self._attaching.open(event, self.state.live, self._launched)
+
+    def _recalled(self, recall: Recall) -> None:
+        """Answered behind all that was sent before it: what the answer says is known is in the log by then."""
+        if self.state is None or self._telling.stranded:
+            self._telling.tell(Effects(None, (), [Ack(recall.call, False, self.refusing)], (), None))
+            return
+        self._telling.hold(self._fold.seq, delivery(answer(recall, self.state, self.memory)))
+        self.memory = None
 
     def _done(self, result: Result) -> None:
         oldest, error = self._oldest(), result.error

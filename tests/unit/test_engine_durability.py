@@ -13,6 +13,7 @@ from leftfold.events import Abort, Admit, EventLog, ForwardDone, Pause, Started
 from leftfold.events.stores import MemoryStore
 from leftfold.events.writer import Bounds
 from leftfold.keeping import KeptLog
+from leftfold.recall import Recall
 from leftfold.replay.verify import verify
 from tests.disks import Disk
 from tests.engines import Listener, Spied, admit, alone, engine
@@ -135,6 +136,23 @@ def test_a_slow_disk_slows_admission_and_keeps_the_order() -> None:
     assert heard.end("c").finish_reason == "abort", "the abort of what waited came after it"
     order = [event.rid for _, event in EventLog(store=disk) if isinstance(event, Admit | Abort)]
     assert order == ["a", "b", "c", "d", "c"]
+
+
+def test_what_is_asked_about_a_request_that_waits_for_the_disk_is_answered_once_it_is_in_the_log() -> None:
+    held = threading.Event()
+    heard, disk = Heard(), Disk()
+    with Running(heard, disk, bounds={"behind": Bounds(3, 1 << 20)}) as made:
+        until(lambda: made.stats()["log_durable_seq"] == 1)
+        disk.before_sync = lambda: held.wait(20) and None
+        admit(made, "a", max_tokens=4)
+        until(lambda: made.stats()["finished_length"] == 1)
+        admit(made, "b", max_tokens=30)
+        made.recall(Recall("where", [(("b", 0, 0), 3)]))
+        until(lambda: made._inbox.empty())
+        held.set()
+        heard.wait(lambda: heard.acks)
+        assert heard.acks[0].info == {"unknown": [], "calls": []}
+        assert "b" in [event.rid for _, event in EventLog(store=disk.after_crash()) if isinstance(event, Admit)]
 
 
 def test_with_too_much_unwritten_nothing_more_is_planned() -> None:
