@@ -292,10 +292,10 @@ _FAULTS = {
     Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
 }  # fmt: skip
 _THEMES: Sequence[Mapping[Rule, float]] = (
-    {Rules.control: 6, Rules.late_done: 1, Rules.late_ends: 1, Rules.refused_operation: 1, Rules.stray_control: 0.5},
-    {Rules.control: 6, Rules.shutdown: 2, Rules.wait: 3, Rules.start: 1},
+    {Rules.control: 6, Rules.tick: 4, Rules.late_done: 1, Rules.late_ends: 1, Rules.refused_operation: 1},
+    {Rules.control: 6, Rules.tick: 4, Rules.shutdown: 2, Rules.wait: 3, Rules.start: 1},
     {Rules.control: 4, Rules.lose: 1, Rules.start: 4, Rules.fail: 2},
-    {Rules.fail: 5, Rules.spoiled: 1, Rules.stray_done: 1, Rules.lose: 1, Rules.abort_in_flight: 4},
+    {Rules.fail: 5, Rules.tick: 2, Rules.spoiled: 1, Rules.stray_done: 1, Rules.lose: 1, Rules.abort_in_flight: 4},
     {Rules.abort: 5, Rules.abort_in_flight: 5, Rules.wait: 3, Rules.odd_admit: 2},
 )
 _DISK_FAULTS = {
