@@ -86,7 +86,10 @@ def run_module(name: str, arguments: list[str]) -> int:
     module.add_arguments(parser)
     parser.set_defaults(run=getattr(module, "run", None), launch=launch_server)
     args = parser.parse_args(arguments)
-    return int(args.run(args))
+    try:
+        return int(args.run(args))
+    except MemoryError as error:
+        raise UsageError(f"out of memory: {error or 'there is not enough for this'}") from error
 
 
 def launch_server(options: dict[str, Any]) -> int:

@@ -12,7 +12,7 @@ from leftfold.fsm.request import Request
 
 
 class PolicyError(ValueError):
-    """A policy that cannot be had; the message says why."""
+    """A policy that cannot be had, or that fails on a request; the message says why."""
 
 
 def load(name: str) -> str:
@@ -35,7 +35,10 @@ def load(name: str) -> str:
     elif callable(found):
 
         def rank(request: Request) -> tuple[int, ...]:
-            return (*(int(value) for value in found(request)), request.arrival)
+            try:
+                return (*(int(value) for value in found(request)), request.arrival)
+            except Exception as error:  # somebody else's code: whatever it raises is told as its own
+                raise PolicyError(f"policy {name!r} failed on a request: {type(error).__name__}: {error}") from error
 
         register(name, Policy(rank))
     else:

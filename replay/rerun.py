@@ -14,7 +14,7 @@ from leftfold.events import Admit, ControlDone, Event, ForwardDone, Plan, Record
 from leftfold.fsm import Config, State, apply, decide, step
 from leftfold.replay.checkout import Checkout
 from leftfold.replay.compare import Divergence, plan_dict
-from leftfold.replay.errors import NotStarted
+from leftfold.replay.errors import NotStarted, ReplayError
 from leftfold.replay.walking import walk
 
 MADE_UP = 1 << 20
@@ -69,12 +69,21 @@ def _end_at(items: list[Item], at: int, length: int) -> None:
     items[at] = Item(items[at].t, replace(event, params=params))
 
 
-def rerun(items: Sequence[Item], other: Checkout | None = None) -> Outcome:
+class OutOfTime(ReplayError):
+    """`go_on` said no before the item at index `at`."""
+
+    def __init__(self, at: int) -> None:
+        super().__init__(f"no time was left after {at} items")
+        self.at = at
+
+
+def rerun(items: Sequence[Item], other: Checkout | None = None, go_on: Callable[[], bool] = lambda: True) -> Outcome:
     """Run `items`, checking every invariant after each event; with `other`, comparing each decision with its own.
 
-    Ends at the first thing found: kinds "divergence in FIELD", or the name of what was raised.
+    Ends at the first thing found: kinds "divergence in FIELD", or the name of what was raised. `go_on` is asked before
+    each item; raises `OutOfTime` where it says no.
     """
-    return _Rerun(other).run(items)
+    return _Rerun(other).run(items, go_on)
 
 
 class _Rerun:
@@ -85,8 +94,10 @@ class _Rerun:
         self.t = 0
         self.wrong: Divergence | None = None
 
-    def run(self, items: Sequence[Item]) -> Outcome:
+    def run(self, items: Sequence[Item], go_on: Callable[[], bool]) -> Outcome:
         for index, item in enumerate(items):
+            if not go_on():
+                raise OutOfTime(index)
             self.t = max(self.t, item.t)
             try:
                 self._take(item.event)
@@ -177,4 +188,4 @@ def plain_params(params: SamplingParams) -> SamplingParams:
     )
 
 
-__all__ = ["Found", "Item", "Outcome", "Predicate", "items_of", "plain_params", "rerun"]
+__all__ = ["Found", "Item", "OutOfTime", "Outcome", "Predicate", "items_of", "plain_params", "rerun"]

@@ -18,7 +18,7 @@ from leftfold.fsm import ConfigError
 from leftfold.replay.checkout import Checkout
 from leftfold.replay.errors import NotStarted, ReplayError
 from leftfold.replay.fuzzing.shrink import smaller
-from leftfold.replay.rerun import Found, Item, Outcome, Predicate, plain_params, rerun
+from leftfold.replay.rerun import Found, Item, Outcome, OutOfTime, Predicate, plain_params, rerun
 
 KINDS = ("violation", "divergence", "predicate")
 
@@ -38,10 +38,6 @@ class Shrunk:
     tries: int
 
 
-class _Spent(Exception):
-    """No time is left."""
-
-
 def shrink(
     items: Sequence[Item],
     kind: str,
@@ -51,7 +47,8 @@ def shrink(
     go_on: Callable[[], bool] = lambda: True,
 ) -> Shrunk:
     """Shrink `items` to what still shows a violation, a divergence from `other`, or what `predicate` (of the events)
-    says is there. `go_on` says whether to spend another try. Raises `NothingFound`.
+    says is there. `go_on`, asked before each item of each run, says whether there is time left: what is smallest by
+    then is the answer. Raises `NothingFound`, also when not even the whole list could be run in the time.
     """
     return _Shrinker(list(items), kind, other, predicate, go_on).shrink()
 
@@ -70,7 +67,11 @@ class _Shrinker:
 
     def shrink(self) -> Shrunk:
         before = len(self.items)
-        self.best = self._run(self.items)
+        try:
+            self.best = self._run(self.items)
+        except OutOfTime as error:
+            text = f"{error.at} of the log's {before} records could be run again in the time given"
+            raise NothingFound(f"{text}, and show no {self.kind}: give it more") from None
         found = self.best.found
         if found is None:
             raise NothingFound(f"run again, the log's {before} records show no {self.kind}")
@@ -81,13 +82,13 @@ class _Shrinker:
             while weight != (weight := len(repr(self.items))):
                 self._cut()
                 self._simplify()
-        except _Spent:
+        except OutOfTime:
             pass
         assert self.best.found is not None
         return Shrunk(self.best.found.kind, self.best.found.text, self._written(), before, self.tries)
 
     def _run(self, items: Sequence[Item]) -> Outcome:
-        outcome = rerun(items, self.other if self.kind == "divergence" else None)
+        outcome = rerun(items, self.other if self.kind == "divergence" else None, self.go_on)
         found = outcome.found
         if found is not None and (found.kind.startswith("divergence") != (self.kind == "divergence")):
             found = None
@@ -98,8 +99,6 @@ class _Shrinker:
         return Outcome(outcome.events, found)
 
     def _try(self, items: list[Item]) -> bool:
-        if not self.go_on():
-            raise _Spent
         self.tries += 1
         try:
             outcome = self._run(items)

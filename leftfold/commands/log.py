@@ -281,7 +281,9 @@ def run_sanitize(args: argparse.Namespace) -> int:
         raise UsageError(f"--key {args.key}: {len(key)} bytes are too few for a key, give 16 or more")
     try:
         events = sanitize(read_log(args.log), out, key)
-    except (LogError, SanitizeError, OSError) as error:
+    except OSError as error:
+        raise UsageError(f"{out}: {error}") from error
+    except (LogError, SanitizeError) as error:
         return report_damage(args.json, error)
     print_json({"events": events, "out": str(out)}) if args.json else print(f"{events} events in {out}")
     return OK
@@ -306,7 +308,9 @@ def run_export(args: argparse.Namespace) -> int:
         found = export(read_log(args.log), Path(args.out), args.format)
     except ExportError as error:
         raise UsageError(str(error)) from error
-    except (LogError, CodecError, ReplayError, OSError) as error:
+    except OSError as error:
+        raise UsageError(f"{args.out}: {error}") from error
+    except (LogError, CodecError, ReplayError) as error:
         return report_damage(args.json, error)
     print_json(found) if args.json else print("\n".join(f"{name:<10} {value}" for name, value in found.items()))
     return OK

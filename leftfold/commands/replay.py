@@ -17,7 +17,15 @@ from leftfold.commands import replay_ui as ui
 from leftfold.commands import replay_views as views
 from leftfold.commands import replay_whatif as whatif
 from leftfold.commands.common import FINDING, OK, UsageError, print_json, setting, subcommands
-from leftfold.commands.replay_common import add_at, allow_policy, checked_settings, read_log, report_damage, seq_of
+from leftfold.commands.replay_common import (
+    add_at,
+    allow_policy,
+    check_at,
+    checked_settings,
+    read_log,
+    report_damage,
+    seq_of,
+)
 
 if TYPE_CHECKING:
     pass
@@ -95,11 +103,9 @@ def run_show(args: argparse.Namespace) -> int:
             moments = life(log, args.rid, args.at)
         else:
             found = snapshot(fold_to(log, args.at))
-        beyond = args.at is not None and args.at > log.next_seq - 1
     except (LogError, CodecError, ReplayError) as error:
         return report_damage(args.json, error)
-    if beyond:
-        raise UsageError(f"--at {args.at} is beyond the log's last record, {log.next_seq - 1}")
+    check_at(args.at, log)
     if args.rid is not None:
         return _show_life(args, moments)
     print_json(found) if args.json else print(describe_snapshot(found))

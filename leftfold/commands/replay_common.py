@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from leftfold.commands.common import FINDING, UsageError, positive, print_json
@@ -48,6 +49,21 @@ def seq_of(log: LogReader, at: int | float | None) -> int | None:
     if last is None:
         raise UsageError(f"--at {at}s is before the log's first record")
     return last
+
+
+def check_at(seq: int | None, *logs: LogReader) -> None:
+    """Raises UsageError when no log, read to its end, has a record of that number."""
+    last = max(log.next_seq - 1 for log in logs)
+    if seq is not None and seq > last:
+        raise UsageError(f"--at {seq} is beyond the log's last record, {last}")
+
+
+def out_path(out: str, log: str) -> Path:
+    """Where `-o` writes. Raises UsageError among the log's own files: a log is only read."""
+    path = Path(out)
+    if path.resolve().parent == Path(log).resolve():
+        raise UsageError(f"-o {out} lies among the files of the log {log}: write it elsewhere")
+    return path
 
 
 def allow_policy(parser: argparse.ArgumentParser) -> None:

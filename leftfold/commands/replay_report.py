@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from leftfold.commands.common import OK, UsageError, natural, print_json
-from leftfold.commands.replay_common import add_log, allow_policy, read_log
+from leftfold.commands.replay_common import add_log, allow_policy, out_path, read_log
 from leftfold.commands.replay_views import guarded
 
 
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
             raise NotStarted("the log holds no record")
         report = build(world, Path(args.log).resolve().name, args.slowest)
         try:
-            Path(args.out).write_text(render(report), encoding="utf-8", errors="replace")
+            out_path(args.out, args.log).write_text(render(report), encoding="utf-8", errors="replace")
         except OSError as error:
             raise UsageError(f"-o {args.out}: {error}") from error
         if args.json:

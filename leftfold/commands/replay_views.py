@@ -8,7 +8,16 @@ from collections.abc import Callable
 from typing import Any
 
 from leftfold.commands.common import FINDING, OK, UsageError, print_json
-from leftfold.commands.replay_common import add_at, add_log, allow_policy, read_log, report_damage, seq_of
+from leftfold.commands.replay_common import (
+    add_at,
+    add_log,
+    allow_policy,
+    check_at,
+    out_path,
+    read_log,
+    report_damage,
+    seq_of,
+)
 
 
 def _diff_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,7 +63,9 @@ def run_diff(args: argparse.Namespace) -> int:
 
     def look() -> int:
         a, b = read_log(args.log), read_log(args.other)
-        found = diff(a, b, seq_of(a, args.at), args.times)
+        seq = seq_of(a, args.at)
+        found = diff(a, b, seq, args.times)
+        check_at(seq, a, b)
         print_json(found) if args.json else print(describe(found))
         return OK if found["equal"] else FINDING
 
@@ -82,7 +93,9 @@ def run_explain(args: argparse.Namespace) -> int:
 
     def look() -> int:
         log = read_log(args.log)
-        found = explain(log, args.rid, seq_of(log, args.at))
+        seq = seq_of(log, args.at)
+        found = explain(log, args.rid, seq)
+        check_at(seq, log)
         if not found.known:
             raise UsageError(f"no request {args.rid!r} in {args.log}" + (f" up to seq {found.seq}" if args.at else ""))
         print_json(found.as_dict()) if args.json else print(found.describe())
@@ -101,7 +114,7 @@ def run_trace(args: argparse.Namespace) -> int:
             write_trace(read_log(args.log), sys.stdout.buffer)
             return OK
         try:
-            with open(args.out, "wb") as file:
+            with out_path(args.out, args.log).open("wb") as file:
                 count = write_trace(read_log(args.log), file)
         except OSError as error:
             raise UsageError(f"-o {args.out}: {error}") from error

@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
             table = what_if(recorded, cost, settings)
         except SettingsError as error:
             raise UsageError(f"--set: {error}") from error
+        except PolicyError as error:
+            raise UsageError(f"--policy: {error}") from error
         found = {**table, "settings": settings, "left_out": dict(recorded.left_out), "cost": cost.as_dict()}
         print_json(found) if args.json else print(described(found))
         return OK

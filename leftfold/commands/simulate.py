@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
     from time import perf_counter
 
     from leftfold.replay.errors import ReplayError
+    from leftfold.replay.policies import PolicyError
     from leftfold.replay.simulating import ROUTERS, TraceError, read_trace, simulate, summarize
 
     if args.trace is None:
@@ -81,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         run = simulate(trace.jobs, config, cost, replicas=args.replicas, router=ROUTERS[args.router],
                        keep=() if log is None else (log.append,))  # fmt: skip
+    except PolicyError as error:
+        raise UsageError(f"--policy: {error}") from error
     except ReplayError as error:
         print_json({"error": str(error)}) if args.json else print(f"leftfold: {error}", file=sys.stderr)
         return FINDING
@@ -142,9 +145,9 @@ def _log(path: str | None) -> Any:
 
     if path is None:
         return None
-    if Path(path).exists() and any(Path(path).iterdir()):
-        raise UsageError(f"--log {path}: the folder is not empty")
     try:
+        if Path(path).exists() and any(Path(path).iterdir()):
+            raise UsageError(f"--log {path}: the folder is not empty")
         return EventLog.open(path)
     except (OSError, LogError) as error:
         raise UsageError(f"--log {path}: {error}") from error
@@ -173,11 +176,11 @@ def _described(found: dict[str, Any]) -> str:
 def run_fit(args: argparse.Namespace) -> int:
     """Fit, say how well, write the model if asked."""
     import json
-    from pathlib import Path
 
-    from leftfold.commands.replay_common import read_log, report_damage
+    from leftfold.commands.replay_common import out_path, read_log, report_damage
     from leftfold.events import CodecError, LogError
     from leftfold.replay.errors import ReplayError
+    from leftfold.replay.simulating import TraceError
 
     try:
         if args.meta is not None:
@@ -189,11 +192,13 @@ def run_fit(args: argparse.Namespace) -> int:
             from leftfold.replay.simulating.fit import fit, samples_of
 
             model = fit(samples_of(read_log(args.source)), f"the steps of the log {args.source}")
+    except TraceError as error:
+        raise UsageError(str(error)) from error
     except (ReplayError, LogError, CodecError) as error:
         return report_damage(args.json, error)
     if args.out is not None:
         try:
-            Path(args.out).write_text(json.dumps(model.as_dict(), indent=1) + "\n")
+            out_path(args.out, args.source).write_text(json.dumps(model.as_dict(), indent=1) + "\n")
         except OSError as error:
             raise UsageError(f"-o {args.out}: {error}") from error
     print_json({**model.as_dict(), "out": args.out}) if args.json else print(describe_model(model))

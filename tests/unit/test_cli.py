@@ -102,6 +102,41 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: tuple[str, ...], capsy
     assert err.startswith("leftfold") and err.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("replay", "show", "LOG", "--at", "99999"),
+        ("replay", "explain", "LOG", "a", "--at", "99999"),
+        ("replay", "diff", "LOG", "LOG", "--at", "99999"),
+        ("replay", "report", "LOG", "-o", "LOG/00000001.jsonl"),
+        ("replay", "trace", "LOG", "-o", "LOG/00000001.jsonl"),
+        ("replay", "whatif", "LOG", "--cost", "COST", "--policy", "os.path:exists"),
+        ("log", "export", "LOG", "FILE"),
+        ("log", "sanitize", "LOG", "FILE/x"),
+        ("simulate", "fit", "LOG", "--meta", "FILE"),
+        ("simulate", "--trace", "TRACE", "--log", "FILE"),
+        ("simulate", "--trace", "TRACE", "--set", "num_pages=99999999999"),
+        ("simulate", "--trace", "TRACE", "--policy", "os.path:exists"),
+    ],
+)
+def test_wrong_use_with_a_log_is_one_line_and_leaves_the_log(
+    log: str, arguments: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "FILE").write_text("x")
+    (tmp_path / "COST").write_text('{"microseconds": {"step": 1000}}')
+    (tmp_path / "TRACE").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6805900,9,5\n")
+    before = (Path(log) / "00000001.jsonl").read_bytes()
+    names = {"LOG": log, "FILE": str(tmp_path / "FILE"), "COST": str(tmp_path / "COST"),
+             "TRACE": str(tmp_path / "TRACE")}  # fmt: skip
+    given = [next((word.replace(name, path, 1) for name, path in names.items() if word.split("/")[0] == name), word)
+             for word in arguments]  # fmt: skip
+    assert run(*given) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("leftfold") and err.count("\n") == 1
+    assert (Path(log) / "00000001.jsonl").read_bytes() == before
+
+
 @pytest.mark.parametrize(("option", "least"), [("--port", 0), ("--growth-horizon", 0), ("--max-num-seqs", 1)])
 def test_numbers_are_refused_with_the_least_that_is_allowed(
     option: str, least: int, capsys: pytest.CaptureFixture[str]
