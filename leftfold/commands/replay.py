@@ -24,6 +24,7 @@ from leftfold.commands.replay_common import (
     checked_settings,
     read_log,
     report_damage,
+    say,
     seq_of,
 )
 
@@ -86,7 +87,7 @@ def run_verify(args: argparse.Namespace) -> int:
         raise UsageError(f"{'--checkout' if args.checkout else '--set'}: {error}") from error
     except CheckoutError as error:
         raise UsageError(f"--checkout: {error}") from error
-    print_json(verdict.as_dict()) if args.json else print(verdict.describe())
+    print_json(verdict.as_dict()) if args.json else say(verdict.describe())
     return OK if verdict.clean else FINDING
 
 
@@ -108,7 +109,7 @@ def run_show(args: argparse.Namespace) -> int:
     check_at(args.at, log)
     if args.rid is not None:
         return _show_life(args, moments)
-    print_json(found) if args.json else print(describe_snapshot(found))
+    print_json(found) if args.json else say(describe_snapshot(found))
     return OK
 
 
@@ -119,5 +120,5 @@ def _show_life(args: argparse.Namespace, moments: list[Any]) -> int:
         life = [{"seq": m.seq, "t": m.t, "what": m.what, **m.detail} for m in moments]
         print_json({"rid": args.rid, "life": life})
     else:
-        print("\n".join(moment.line() for moment in moments))
+        say("\n".join(moment.line() for moment in moments))
     return OK

@@ -66,6 +66,11 @@ def out_path(out: str, log: str) -> Path:
     return path
 
 
+def say(text: str) -> None:
+    """Print for a reader. What a terminal would obey instead of show (an id may hold anything) is escaped."""
+    print("".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text))
+
+
 def allow_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-policy",

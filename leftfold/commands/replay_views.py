@@ -16,6 +16,7 @@ from leftfold.commands.replay_common import (
     out_path,
     read_log,
     report_damage,
+    say,
     seq_of,
 )
 
@@ -66,7 +67,7 @@ def run_diff(args: argparse.Namespace) -> int:
         seq = seq_of(a, args.at)
         found = diff(a, b, seq, args.times)
         check_at(seq, a, b)
-        print_json(found) if args.json else print(describe(found))
+        print_json(found) if args.json else say(describe(found))
         return OK if found["equal"] else FINDING
 
     return guarded(args, look)
@@ -82,7 +83,7 @@ def run_timeline(args: argparse.Namespace) -> int:
         if args.json:
             print_json({"rid": args.rid, "choices": [line.as_dict() for line in found]})
         else:
-            print("\n".join(line.describe() for line in found))
+            say("\n".join(line.describe() for line in found))
         return OK
 
     return guarded(args, look)
@@ -98,7 +99,7 @@ def run_explain(args: argparse.Namespace) -> int:
         check_at(seq, log)
         if not found.known:
             raise UsageError(f"no request {args.rid!r} in {args.log}" + (f" up to seq {found.seq}" if args.at else ""))
-        print_json(found.as_dict()) if args.json else print(found.describe())
+        print_json(found.as_dict()) if args.json else say(found.describe())
         return OK
 
     return guarded(args, look)

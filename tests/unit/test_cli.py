@@ -17,7 +17,7 @@ from leftfold import cli
 from leftfold.cli import COMMANDS, main
 from leftfold.events import EventLog
 from leftfold.fsm import GATES, TRANSITIONS
-from tests.logs import record
+from tests.logs import Recorder, record
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -135,6 +135,20 @@ def test_wrong_use_with_a_log_is_one_line_and_leaves_the_log(
     assert out == ""
     assert err.startswith("leftfold") and err.count("\n") == 1
     assert (Path(log) / "00000001.jsonl").read_bytes() == before
+
+
+def test_what_a_terminal_would_obey_is_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rid = "\x1b[31m\x9b\x07\u202e☃"
+    with EventLog.open(tmp_path / "log") as made:
+        recorder = Recorder(made)
+        recorder.admit(rid, [1, 2, 3])
+        recorder.run()
+    log = str(tmp_path / "log")
+    for view in (("timeline", log, rid), ("explain", log, rid), ("show", log), ("show", log, "--rid", rid)):
+        assert run("replay", *view) == 0
+        out = capsys.readouterr().out
+        assert out and all(char.isprintable() or char == "\n" for char in out)
+        assert "☃" in out or view[0] == "show"
 
 
 @pytest.mark.parametrize(("option", "least"), [("--port", 0), ("--growth-horizon", 0), ("--max-num-seqs", 1)])
