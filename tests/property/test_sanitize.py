@@ -81,7 +81,7 @@ def told(events: list[Event]) -> list[Any]:
 
 def test_sanitized_runs_replay_to_equal_plans() -> None:
     hits = steps = clean = 0
-    for events in logs_of_runs(3, 12):
+    for events in logs_of_runs(3, 24):
         copy = sanitized(events)
         was, now = verify(records(events)), verify(records(copy))
         assert was.damage is None and now.damage is None
