@@ -174,11 +174,11 @@ def test_an_event_left_out_and_one_put_in_are_marked_hypothetical(page: Any, ser
     page.keyboard.press("5")
     page.locator("#skip").click()
     until(page, "leftfold.world > 0 && leftfold.differences?.count > 0")
-    assert page.locator("#hypothetical").is_visible()
+    page.locator("#hypothetical").wait_for(state="visible")
     assert "served otherwise" in page.locator("#panel").text_content()
     page.locator("text=back to what was recorded").click()
     until(page, "leftfold.world === 0")
-    assert not page.locator("#hypothetical").is_visible()
+    page.locator("#hypothetical").wait_for(state="hidden")  # drawn after the answer is in
     page.evaluate("leftfold.go(100)")
     at(page, 100)
     page.select_option("#insert-type", "admit")
