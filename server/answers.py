@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from starlette.responses import Response
 
 from leftfold.server.admission import Job
 from leftfold.server.generation import Delta, Generation
+from leftfold.server.idempotency import Key
 from leftfold.server.kept import Kept, Terms
 from leftfold.server.reading import Cursor, Reading, place
 from leftfold.server.scores import ChatScores, TextScores
@@ -157,7 +159,6 @@ class Answer:
         self._shape = shape
         self.generation = Generation(state, job, terms.background)
         self.generation.id, self.generation.base = terms.id, terms.base
-        self._base = {"id": terms.id, "created": terms.created, "model": state.model_name}
 
     async def whole(self, request: Request) -> dict[str, Any]:
         """The answer in one piece. Raises ApiError, and ClientGone if nobody waits for it any more."""
@@ -181,6 +182,13 @@ class Answer:
         frames = chunk_frames(self._terms, self._state.model_name, self._shape(), self.generation, None)
         return EventStream(frames, lambda: self._part(kept))
 
+    async def begin_for(self, key: Key) -> Kept:
+        """Begins it for all who ask under `key`, the first of them reading; it goes on by itself. Raises ApiError."""
+        terms = dataclasses.replace(self._terms, key=key.name, body=key.body)
+        kept = await begin_kept(self._state, self.generation, terms, self._shape)
+        self._state.begin(self.generation.run())
+        return kept
+
     def _part(self, kept: Kept) -> None:
         """The first reader, who also drives the generation, has come to the end or hung up."""
         kept.readers -= 1
@@ -195,11 +203,26 @@ class Answer:
         deltas: list[list[Delta]] = [[] for _ in range(len(self._terms.prompts) * self._terms.n)]
         async for delta in self.generation:
             deltas[delta.index].append(delta)
-        shape = self._shape()
-        _, kind, _ = shape.names()
-        choices = [shape.whole(_joined(index, parts)) for index, parts in enumerate(deltas)]
-        usage = self.generation.usage
-        return {**self._base, **_fingerprint(self.generation), "object": kind, "choices": choices, "usage": usage}
+        return _body(self._terms, self._state.model_name, self._shape(), deltas, self.generation)
+
+
+def whole_of(state: ServerState, kept: Kept) -> dict[str, Any]:
+    """A kept answer that has ended, in one piece. Raises the ApiError that ended it."""
+    reading = Reading(kept, state.serving().tokenizer)
+    deltas: list[list[Delta]] = [[] for _ in kept.group.choices]
+    for delta in reading.there():
+        deltas[delta.index].append(delta)
+    shape = kept.shape() if kept.shape is not None else shape_of(kept.terms)
+    return _body(kept.terms, state.model_name, shape, deltas, reading)
+
+
+def _body(
+    terms: Terms, model: str, shape: Shape, deltas: Sequence[Sequence[Delta]], source: Generation | Reading
+) -> dict[str, Any]:
+    _, kind, _ = shape.names()
+    choices = [shape.whole(_joined(index, parts)) for index, parts in enumerate(deltas)]
+    base = {"id": terms.id, "created": terms.created, "model": model, **_fingerprint(source)}
+    return {**base, "object": kind, "choices": choices, "usage": source.usage}
 
 
 async def begin_kept(

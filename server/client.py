@@ -67,6 +67,7 @@ class Group:
         self._news = asyncio.Event()
         self._ended = asyncio.Event()
         self.gone: EngineGone | None = None
+        self.aborted = False
         self.listeners: list[Callable[[], None]] = []
         """Called whenever something has come."""
         self.on_end: Callable[[], None] = lambda: None
@@ -110,9 +111,21 @@ class Group:
         """Waits until every choice has ended, whether or not somebody has read that already."""
         await self._ended.wait()
 
+    async def begun(self) -> None:
+        """Waits until something of a choice is there, whoever has read it already."""
+        if self.gone is not None or any(choice.tokens or choice.end is not None for choice in self.choices):
+            return
+        news = asyncio.Event()
+        self.listeners.append(news.set)
+        try:
+            await news.wait()
+        finally:
+            self.listeners.remove(news.set)
+
     def abort(self, reason: str) -> None:
         """Ends what has not ended; unlike `close`, those who iterate hear the end."""
         for rid in [rid for rid in self._open if rid not in self._stopped]:
+            self.aborted = True
             self._client.end(Abort(t=0, rid=rid, reason=reason))
 
     async def first(self) -> Output | None:

@@ -25,6 +25,7 @@ class Terms:
 
     `base`: of the ids that the engine knows it by. `kind`: "chat", "text" or "response". `prompts`: tokens of each
     prompt. `echoes`: texts that come before the choices. `response`: what a response object repeats of its request.
+    `key`, `body`: digests of the client's own name for it and of what it asked (see idempotency.py), "" without one.
     """
 
     id: str
@@ -41,6 +42,8 @@ class Terms:
     include_ids: bool = True
     token_ids: bool = False
     response: Mapping[str, Any] | None = None
+    key: str = ""
+    body: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -67,6 +70,20 @@ class Kept:
     def tokens(self) -> int:
         return sum(len(choice.tokens) for choice in self.group.choices)
 
+    @property
+    def void(self) -> bool:
+        """Whether this is no answer, nor will be one: it was aborted, failed, or ended without a token at its deadline.
+
+        Who asks for it again under its key asks anew.
+        """
+        group = self.group
+        if group.gone is not None or (group.aborted and not group.over):
+            return True
+        ends = {choice.end.finish_reason for choice in group.choices if choice.end is not None}
+        if "deadline" in ends and not any(choice.tokens for choice in group.choices):
+            return True
+        return not ends.isdisjoint(("abort", "error"))
+
     def join(self) -> None:
         """Somebody reads."""
         self.readers += 1
@@ -86,6 +103,7 @@ class Shelf:
         self._clock = clock
         self._answers: dict[str, Kept] = {}
         self._ended: OrderedDict[str, Kept] = OrderedDict()
+        self._keys: dict[str, str] = {}  # by the digests of clients' keys: the answer's id
         self._tokens = 0
         self.file: AnswerFile | None = None
 
@@ -98,6 +116,8 @@ class Shelf:
         """Keeps an answer; `ended_at`: of one that an earlier process has kept to its end."""
         self.sweep()
         self._answers[kept.terms.id] = kept
+        if kept.terms.key and self.asked(kept.terms.key) is None:
+            self._keys[kept.terms.key] = kept.terms.id
         if ended_at is not None:
             self._end(kept, ended_at)
         elif kept.group.over:
@@ -109,14 +129,18 @@ class Shelf:
         self.sweep()
         return self._answers.get(name)
 
+    def asked(self, key: str) -> Kept | None:
+        """The answer that was asked for under `key`, if there is one."""
+        kept = self.get(self._keys.get(key, ""))
+        return None if kept is None or kept.void else kept
+
     def drop(self, name: str) -> None:
-        """It cannot be read again."""
-        kept = self._answers.pop(name, None)
-        if kept is None:
-            return
-        kept.group.on_end = lambda: None
-        if self._ended.pop(name, None) is not None:
-            self._tokens -= kept.tokens
+        """It cannot be read again, nor found by a later process if it was only announced."""
+        kept = self._remove(name)
+        if kept is not None:
+            kept.group.on_end = lambda: None
+            if self._ended.pop(name, None) is not None:
+                self._tokens -= kept.tokens
         if self.file is not None:
             self.file.dropped(name)
 
@@ -129,8 +153,14 @@ class Shelf:
             if not crowded and (kept.ended_at or 0.0) > until:
                 return
             del self._ended[name]
-            del self._answers[name]
+            self._remove(name)
             self._tokens -= kept.tokens
+
+    def _remove(self, name: str) -> Kept | None:
+        kept = self._answers.pop(name, None)
+        if kept is not None and self._keys.get(kept.terms.key) == name:
+            del self._keys[kept.terms.key]
+        return kept
 
     def _over(self, kept: Kept) -> None:
         now = self._clock()

@@ -58,6 +58,7 @@ class Reading:
                     for delta in part.deltas():
                         yield delta
                 if all(part.done for part in self._parts):
+                    await group.ended()  # after a stop string the end is yet to come, with its counts
                     return
                 if group.gone is not None:
                     raise gone_error(group.gone)

@@ -11,9 +11,12 @@ from starlette.responses import Response
 from leftfold.server.admission import chat_job
 from leftfold.server.answers import begin_kept, terms_of
 from leftfold.server.bodies import documented, json_response, read_body, server_state
+from leftfold.server.client import EngineGone
 from leftfold.server.errors import ApiError, invalid
-from leftfold.server.generation import Delta, Generation
+from leftfold.server.generation import Delta, Generation, gone_error
+from leftfold.server.idempotency import KEYED, Key, key_of, marked
 from leftfold.server.kept import Kept, Terms
+from leftfold.server.keyed import hear_first
 from leftfold.server.openai_types import parse_body
 from leftfold.server.reading import Reading
 from leftfold.server.response_types import ResponseBody, chat_of
@@ -25,34 +28,55 @@ _HEADS = 4
 """Events before the first text; the event after which a reader has k tokens has the number _HEADS - 1 + k."""
 
 
-@responses.post("/v1/responses", openapi_extra=documented(ResponseBody))
+@responses.post("/v1/responses", openapi_extra={**documented(ResponseBody), **KEYED})
 async def create(request: Request) -> Response:
     state = server_state(request)
-    body = parse_body(ResponseBody, await read_body(request))
+    data = await read_body(request)
+    body = parse_body(ResponseBody, data)
     state.check_model(body.model)
+    key = key_of(request, data, state.options)
+    if key is None:
+        return await _answer(request, state, body, await _begin(state, body, None))
+    async with state.turns.turn(key) as found:
+        kept = found or await _begin(state, body, key)
+        if found is not None:
+            kept.join()
+    return marked(await _answer(request, state, body, kept), found is not None)
+
+
+async def _begin(state: ServerState, body: ResponseBody, key: Key | None) -> Kept:
+    """It is made by itself from here on, with one reader. Raises ApiError."""
     job = await chat_job(chat_of(body), state.serving(), state.options.max_n)
-    terms = terms_of(job, "response", response=_asked(body, job.params.temperature))
+    named = {} if key is None else {"key": key.name, "body": key.body}
+    terms = terms_of(job, "response", response=_asked(body, job.params.temperature), **named)
     generation = Generation(state, job, body.background)
     generation.id, generation.base = terms.id, terms.base
     kept = await begin_kept(state, generation, terms)
+    state.begin(_run(state, generation, kept, body.store))
+    return kept
+
+
+async def _answer(request: Request, state: ServerState, body: ResponseBody, kept: Kept) -> Response:
+    """For one reader, who reads until it ends; or as it is now, if it is made in the background."""
+    reads = False
     try:
         if body.background:
-            await state.serving().engine.confirm(kept.group)  # what is acknowledged is in the log
-        elif body.stream:
-            await until_gone(request, generation.first())
-    except BaseException:
-        generation.close()
-        state.shelf.drop(terms.id)
-        raise
-    state.begin(_run(state, generation, kept, body.store))
-    if body.stream:
-        return _stream(state, kept, None)
-    try:
-        if not body.background:
-            await until_gone(request, kept.group.ended())
+            await _confirmed(state, kept)
+        else:
+            await until_gone(request, hear_first(state, kept) if body.stream else kept.group.ended())
+        reads = body.stream
     finally:
-        kept.part()
-    return json_response(_whole(state, kept))
+        if not reads:
+            kept.part()
+    return _stream(state, kept, None) if body.stream else json_response(_whole(state, kept))
+
+
+async def _confirmed(state: ServerState, kept: Kept) -> None:
+    """What is acknowledged is in the log."""
+    try:
+        await state.serving().engine.confirm(kept.group)
+    except EngineGone as gone:
+        raise gone_error(gone) from gone
 
 
 async def _run(state: ServerState, generation: Generation, kept: Kept, store: bool) -> None:

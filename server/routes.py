@@ -13,6 +13,8 @@ from leftfold.server.answers import Answer, ChatShape, TextShape, chunk_frames, 
 from leftfold.server.bodies import documented, installed_version, json_response, read_body, server_state
 from leftfold.server.client import EngineGone
 from leftfold.server.errors import ApiError, invalid, unavailable
+from leftfold.server.idempotency import KEYED
+from leftfold.server.keyed import answered
 from leftfold.server.openai_types import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
 from leftfold.server.reading import Reading, cursor
 from leftfold.server.scores import ChatScores, TextScores
@@ -23,38 +25,41 @@ router = APIRouter()
 _MOST_DECODED = 2**18
 
 
-@router.post("/v1/chat/completions", openapi_extra=documented(ChatBody))
+@router.post("/v1/chat/completions", openapi_extra={**documented(ChatBody), **KEYED})
 async def chat_completions(request: Request) -> Response:
     state = server_state(request)
-    body = parse_body(ChatBody, await read_body(request))
+    data = await read_body(request)
+    body = parse_body(ChatBody, data)
     state.check_model(body.model)
-    job = await chat_job(body, state.serving(), state.options.max_n)
-    tokenizer = state.serving().tokenizer
-    terms = terms_of(job, "chat", include_usage=body.include_usage, include_ids=body.include_ids)
-    answer = Answer(
-        state, job, terms, lambda: ChatShape(ChatScores(tokenizer) if body.logprobs else None, job.token_ids)
-    )
-    if body.stream:
-        return await answer.stream(request)
-    return json_response(await answer.whole(request))
+
+    async def make() -> Answer:
+        job = await chat_job(body, state.serving(), state.options.max_n)
+        tokenizer = state.serving().tokenizer
+        terms = terms_of(job, "chat", include_usage=body.include_usage, include_ids=body.include_ids)
+        scored = body.logprobs
+        return Answer(state, job, terms, lambda: ChatShape(ChatScores(tokenizer) if scored else None, job.token_ids))
+
+    return await answered(request, data, body.stream, make)
 
 
-@router.post("/v1/completions", openapi_extra=documented(CompletionBody))
+@router.post("/v1/completions", openapi_extra={**documented(CompletionBody), **KEYED})
 async def completions(request: Request) -> Response:
     state = server_state(request)
-    body = parse_body(CompletionBody, await read_body(request))
+    data = await read_body(request)
+    body = parse_body(CompletionBody, data)
     state.check_model(body.model)
-    job = await completion_job(body, state.serving(), state.options.max_n)
-    echoes = await _echoes(state, body.prompt, job.n) if body.echo else []
-    scored = body.logprobs is not None
-    terms = terms_of(job, "text", echoes=echoes, include_usage=body.include_usage, include_ids=body.include_ids)
-    answer = Answer(
-        state, job, terms,
-        lambda: TextShape(echoes, _text_scores(state, job, echoes) if scored else (), job.token_ids),
-    )  # fmt: skip
-    if body.stream:
-        return await answer.stream(request)
-    return json_response(await answer.whole(request))
+
+    async def make() -> Answer:
+        job = await completion_job(body, state.serving(), state.options.max_n)
+        echoes = await _echoes(state, body.prompt, job.n) if body.echo else []
+        scored = body.logprobs is not None
+        terms = terms_of(job, "text", echoes=echoes, include_usage=body.include_usage, include_ids=body.include_ids)
+        return Answer(
+            state, job, terms,
+            lambda: TextShape(echoes, _text_scores(state, job, echoes) if scored else (), job.token_ids),
+        )  # fmt: skip
+
+    return await answered(request, data, body.stream, make)
 
 
 @router.get("/v1/streams/{name}")

@@ -11,6 +11,7 @@ from typing import Any
 
 from leftfold.server.client import EngineClient, Group
 from leftfold.server.errors import ApiError, unavailable
+from leftfold.server.idempotency import Turns
 from leftfold.server.kept import Shelf
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
@@ -51,7 +52,7 @@ class ServerState:
     """`phase`: starting · fetching · loading · ready · restarting · refusing · draining · failed; `reason`: for it.
 
     `open`: the answers under way, by the id that the client sees; `patient`: those that go on at the next start.
-    `shelf`: those that can be read again.
+    `shelf`: those that can be read again; `turns`: of those who ask under keys of theirs.
     """
 
     options: ServeOptions
@@ -67,6 +68,7 @@ class ServerState:
         self.open: dict[str, Group] = {}
         self.patient: set[str] = set()
         self.shelf = Shelf(self.options.retain_responses)
+        self.turns = Turns(self.shelf)
         self.tasks: set[asyncio.Task[None]] = set()
         self.held_bytes = 0  # of bodies
         self.idle = asyncio.Event()

@@ -1,8 +1,9 @@
 """Kill a server again and again while streams run, and compare every token with those of an uninterrupted run.
 
 A real server process on the model, killed with SIGKILL at random moments: all of it, or in a share of the kills its
-engine alone. Each of the streams reads on from the last id that it has received. Every stream's positions and token
-ids are compared with those that the same server gave, undisturbed, at the start.
+engine alone. Each of the streams reads on from the last id that it has received; one that has none yet is asked again
+under its Idempotency-Key. Every stream's positions and token ids are compared with those that the same server gave,
+undisturbed, at the start.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import random
@@ -73,9 +75,10 @@ def run(args: argparse.Namespace) -> int:
 
 @dataclass
 class Stream:
-    """One answer being read: what was asked, the id of the answer, the place, the tokens by position."""
+    """One answer being read: what was asked, under which key, the answer's id, the place, the tokens by position."""
 
     number: int
+    key: str
     id: str = ""
     place: str = ""
     tokens: dict[int, int] = field(default_factory=dict)
@@ -112,7 +115,7 @@ class Server:
         self._command = [
             sys.executable, "-m", "leftfold", "serve", args.model, "--port", str(self.port), "--durability",
             args.durability, "--log-dir", str(folder / "log"), "--disable-access-log", "--engine-restarts", "1000000",
-            "--retain-responses", "3600", "--threads", "2",
+            "--retain-responses", "3600", "--on-disconnect", "continue", "--threads", "2",
         ]  # fmt: skip
 
     def start(self) -> None:
@@ -157,6 +160,7 @@ class Bench:
         self._random = random.Random(seed)
         self._seed = seed
         self._server = Server(args, folder)
+        self._keys = itertools.count()
         self._expected: list[Stream] = []
         self._done: list[Stream] = []
         self._over = False
@@ -176,7 +180,7 @@ class Bench:
                 await self._until_ready(client)
                 for first in range(0, self._args.streams, 4):  # in other batches than later
                     numbers = range(first, min(first + 4, self._args.streams))
-                    self._expected += await asyncio.gather(*(self._read(client, Stream(n)) for n in numbers))
+                    self._expected += await asyncio.gather(*(self._read(client, self._stream(n)) for n in numbers))
                 readers = [asyncio.create_task(self._keep_reading(client, n)) for n in range(self._args.streams)]
                 killer = asyncio.create_task(self._kill(client))
                 await asyncio.wait([killer, *readers], return_when=asyncio.FIRST_EXCEPTION)
@@ -220,7 +224,10 @@ class Bench:
 
     async def _keep_reading(self, client: Any, number: int) -> None:
         while not self._over:
-            self._done.append(await self._read(client, Stream(number)))
+            self._done.append(await self._read(client, self._stream(number)))
+
+    def _stream(self, number: int) -> Stream:
+        return Stream(number, f"recovery-{next(self._keys)}")
 
     async def _read(self, client: Any, stream: Stream) -> Stream:
         """Reads a stream to its end, however often the server falls."""
@@ -259,7 +266,7 @@ class Bench:
             "stream": True,
             "return_token_ids": True,
         }
-        return client.stream("POST", "/v1/completions", json=body)
+        return client.stream("POST", "/v1/completions", json=body, headers={"Idempotency-Key": stream.key})
 
     async def _take(self, answer: Any, stream: Stream) -> None:
         place = ""
