@@ -17,7 +17,7 @@ from leftfold.events.errors import (
     TimeReversed,
     TornTail,
 )
-from leftfold.events.log import EventLog, LogReader, Record, read_lines
+from leftfold.events.log import EventLog
 from leftfold.events.plan import (
     Cancel,
     Chunk,
@@ -38,6 +38,7 @@ from leftfold.events.plan import (
     RowSource,
     Send,
 )
+from leftfold.events.reader import LogReader, Record, read_lines
 from leftfold.events.snapshots import Snapshot, save_snapshot
 from leftfold.events.types import (
     EVENTS,

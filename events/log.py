@@ -1,4 +1,4 @@
-"""The durable log of events: append to it, read it back, in memory or in a directory (see docs/log-format.md)."""
+"""The durable log of events as one process appends to it, in memory or in a directory (see docs/log-format.md)."""
 
 from __future__ import annotations
 
@@ -6,161 +6,23 @@ import os
 import warnings
 from collections import deque
 from collections.abc import Iterator
-from itertools import chain, islice
+from itertools import islice
 from threading import Lock
 from types import TracebackType
-from typing import NamedTuple, Self
+from typing import Self
 
-import orjson
-
-from leftfold.events.codec import CodecError, decode, encode
-from leftfold.events.errors import (
-    LogBroken,
-    LogClosed,
-    LogError,
-    LogUnreadable,
-    SnapshotBad,
-    SnapshotPassedOver,
-    TimeReversed,
-    TornTail,
-)
+from leftfold.events.codec import encode
+from leftfold.events.errors import LogBroken, LogClosed, SnapshotPassedOver, TimeReversed
 from leftfold.events.framing import REST, SCHEMA, frame, header
+from leftfold.events.reader import LogReader, Record, begins_at, records_after, records_of, warn_torn
 from leftfold.events.snapshots import Snapshot, load_snapshot
-from leftfold.events.stores import DirectoryStore, MemoryStore, Store, existing, segment_number, snapshot_name
+from leftfold.events.stores import DirectoryStore, MemoryStore, Store, existing, snapshot_name
 from leftfold.events.types import Event
-from leftfold.events.upcasts import upcast
-from leftfold.events.walk import Dropped, Readable, Tail, header_of, scan, walk
+from leftfold.events.walk import Dropped, Tail, scan, walk
 
 SEGMENT_BYTES = 64 << 20
 FLUSH_BYTES = 1 << 18  # an append writes the records before it out once so much waits
 STALL_BYTES = 1 << 24  # … and waits for a writer that is busy once so much waits
-
-
-class Record(NamedTuple):
-    """One event and its sequence number (from 1, without gaps)."""
-
-    seq: int
-    event: Event
-
-
-def _record(line: bytes, seq: int, schema: int) -> Record:
-    try:
-        raw = orjson.loads(line)
-        return Record(seq, decode(raw if schema == SCHEMA else upcast(raw, schema)))
-    except (CodecError, orjson.JSONDecodeError) as error:
-        raise LogUnreadable(f"record {seq}: {error}") from error
-
-
-def _records(lines: Iterator[bytes], tail: Tail, seq: int = 0) -> Iterator[Record]:
-    """The records of a walk, the next of which is `seq` (0: the first that is there)."""
-    for line in lines:
-        seq = seq or tail.first_seq
-        yield _record(line, seq, tail.schema)
-        seq += 1
-
-
-def _after(store: Readable, snapshot: Snapshot, tail: Tail) -> Iterator[Record]:
-    """The records after a snapshot that is one of this log. Raises `SnapshotBad` at once, others while reading."""
-    lines = walk(store, tail, snapshot.seq + 1)
-    first = next(lines, None)
-    if tail.first_seq > snapshot.seq + 1:
-        raise SnapshotBad(f"{snapshot_name(snapshot.seq)} ends before the log begins, which is at {tail.first_seq}")
-    found, seq = tail.prev, tail.first_seq - 1
-    while first is not None and seq < snapshot.seq:
-        found, seq = int(first[8:16], 16), seq + 1
-        first = next(lines, None)
-    if seq < snapshot.seq:
-        raise SnapshotBad(f"{snapshot_name(snapshot.seq)} is ahead of the log, which ends at {max(0, seq)}")
-    if found != snapshot.chain:
-        raise SnapshotBad(f"{snapshot_name(snapshot.seq)} is of another log: record {snapshot.seq} differs")
-    return _records(lines if first is None else chain((first,), lines), tail, seq + 1)
-
-
-def _warn(dropped: Dropped, what: str) -> None:
-    place = f"{dropped.segment}, line {dropped.line}, byte {dropped.offset}"
-    warnings.warn(f"{place}: a torn record of {dropped.size} bytes {what}", TornTail, stacklevel=3)
-
-
-class LogReader:
-    """A log that is only read. Iterating yields `Record`s and raises a `LogError` at the first that is wrong.
-
-    `dropped`: the torn tail that was left out, known once the end was reached (a `TornTail` warning says so, too).
-    """
-
-    def __init__(self, store: Readable) -> None:
-        self._store = store
-        self._tail: Tail | None = None
-        self.dropped: Dropped | None = None
-
-    def _end(self, tail: Tail) -> None:
-        if tail.dropped is not None and self.dropped is None:
-            self.dropped = tail.dropped
-            _warn(tail.dropped, "at the end of the log was left out")
-        self._tail = tail
-
-    def _known(self) -> Tail:
-        if self._tail is None:
-            self._end(scan(self._store))
-        assert self._tail is not None
-        return self._tail
-
-    def __iter__(self) -> Iterator[Record]:
-        tail = Tail()
-        yield from _records(walk(self._store, tail), tail)
-        self._end(tail)
-
-    def after(self, snapshot: Snapshot) -> Iterator[Record]:
-        """The records after `snapshot`; what lies before it is not read. Raises `SnapshotBad`."""
-        tail = Tail()
-        return self._ended(_after(self._store, snapshot, tail), tail)
-
-    def _ended(self, records: Iterator[Record], tail: Tail) -> Iterator[Record]:
-        yield from records
-        self._end(tail)
-
-    def lines(self) -> Iterator[bytes]:
-        """The records as checked JSON objects, `crc` left out, in order, as they were written: nothing is upcast."""
-        tail = Tail()
-        for line in walk(self._store, tail):
-            yield b"{" + line[REST:-1]
-        self._end(tail)
-
-    def snapshots(self) -> list[int]:
-        """Numbers of the records after which there are snapshots, the newest first."""
-        return self._store.snapshots()
-
-    def snapshot(self, seq: int) -> Snapshot:
-        """The snapshot after record `seq`, checked to be what was written. Raises `SnapshotBad`."""
-        return load_snapshot(self._store, seq)
-
-    def __len__(self) -> int:
-        return self._known().next_seq - self.first_seq
-
-    def __bool__(self) -> bool:
-        return True  # a log is not "false" for being empty
-
-    @property
-    def first_seq(self) -> int:
-        """The number of the first record that is there: 1, or more when the beginning was removed."""
-        return _first_seq(self._store)
-
-    @property
-    def next_seq(self) -> int:
-        """The sequence number that the next record would have."""
-        return self._known().next_seq
-
-    @property
-    def last_t(self) -> int:
-        """`t` of the last record in µs, 0 when there is none."""
-        return self._known().last_t
-
-
-def _first_seq(store: Readable) -> int:
-    names = store.segments()
-    if not names or segment_number(names[0]) == 1:
-        return 1
-    found = header_of(store, names[0])
-    return 1 if found is None else found.first_seq
 
 
 class EventLog:
@@ -226,12 +88,12 @@ class EventLog:
         self.dropped = tail.dropped
         if tail.dropped is not None:
             self._store.truncate(tail.name, tail.size)
-            _warn(tail.dropped, "at the end of the log was cut off")
+            warn_torn(tail.dropped, "at the end of the log was cut off")
         self._crc, self._next_seq, self._last_t = tail.crc, tail.next_seq, tail.last_t
         self._segment, self._size = tail.segment, tail.size
         if tail.segment and not tail.size:
             self._segment -= 1  # its header was torn and is written again
-        self._first_seq = _first_seq(self._store)
+        self._first_seq = begins_at(self._store)
         self._drop_ahead(snapshots)
         if tail.size and not tail.name.endswith(".zst") and tail.schema == SCHEMA:
             self._queue.append(self._segment)
@@ -377,13 +239,13 @@ class EventLog:
         if not self._closed and self._broken is None:
             self.flush()
         tail = Tail()
-        yield from islice(_records(walk(self._store, tail), tail), len(self))
+        yield from islice(records_of(walk(self._store, tail), tail), len(self))
 
     def after(self, snapshot: Snapshot) -> Iterator[Record]:
         """The same, after `snapshot`; what lies before it is not read. Raises `SnapshotBad` for one of another log."""
         if not self._closed and self._broken is None:
             self.flush()
-        return islice(_after(self._store, snapshot, Tail()), max(0, self._next_seq - 1 - snapshot.seq))
+        return islice(records_after(self._store, snapshot, Tail()), max(0, self._next_seq - 1 - snapshot.seq))
 
     def snapshots(self) -> list[int]:
         """Numbers of the records after which there are snapshots, the newest first."""
@@ -420,9 +282,4 @@ class EventLog:
         return self._last_t
 
 
-def read_lines(directory: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The records of a directory's log as checked JSON objects without `crc`. Raises `LogNotFound`, `LogDamaged`."""
-    return EventLog.read(directory).lines()
-
-
-__all__ = ["EventLog", "LogError", "LogReader", "Record", "read_lines"]
+__all__ = ["EventLog"]

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 from leftfold.events.codec import encode, is_plain
 from leftfold.events.errors import LogClosed, LogError, TimeReversed
 from leftfold.events.gaps import Gap
-from leftfold.events.log import EventLog, Record
+from leftfold.events.log import EventLog
+from leftfold.events.reader import Record
 from leftfold.events.types import Event, ForwardDone, Tick
 
 logger = logging.getLogger("leftfold.log")

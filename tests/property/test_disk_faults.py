@@ -21,7 +21,7 @@ LIMITS: dict[str, Any] = {
 
 
 def _a_torn_tail_is_cut_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "_warn", lambda dropped, what: None)
+    monkeypatch.setattr(log, "warn_torn", lambda dropped, what: None)
 
 
 def _what_is_damaged_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,7 +61,7 @@ def _what_is_read_is_taken_for_durable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _snapshots_ahead_of_the_log_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(EventLog, "_drop_ahead", lambda self, found: None)
-    monkeypatch.setattr(log, "_after", lambda store, snapshot, tail: iter(()))
+    monkeypatch.setattr(log, "records_after", lambda store, snapshot, tail: iter(()))
 
 
 def _snapshots_forget_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:

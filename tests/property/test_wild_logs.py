@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from leftfold.events import EventLog, LogError, LogUnreadable
 from leftfold.events.framing import frame, header
-from leftfold.events.log import LogReader
+from leftfold.events.reader import LogReader
 from leftfold.events.stores import MemoryStore
 from leftfold.replay.verify import verify
 from tests.logs import record

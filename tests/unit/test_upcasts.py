@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from leftfold.events import Abort, EventLog, LogSchemaUnknown, Resume, framing, log, snapshots, upcasts, walk
+from leftfold.events import Abort, EventLog, LogSchemaUnknown, Resume, framing, log, reader, snapshots, upcasts, walk
 from tests.log_samples import segments
 
 
 @pytest.fixture
 def schema_2(monkeypatch: pytest.MonkeyPatch) -> None:
     """A schema 2, in which an abort's reasons are said louder."""
-    for module in (framing, walk, log, upcasts, snapshots):
+    for module in (framing, walk, log, reader, upcasts, snapshots):
         monkeypatch.setattr(module, "SCHEMA", 2)
 
     def louder(record: dict[str, Any]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def test_an_old_log_is_read_by_its_schema_and_goes_on_in_the_new_one(
 
 def test_a_log_of_a_later_schema_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as later:
-        for module in (framing, walk, log):
+        for module in (framing, walk, log, reader):
             later.setattr(module, "SCHEMA", 2)
         write(tmp_path)
     with pytest.raises(LogSchemaUnknown, match=r"00000001\.jsonl has schema 2; this version reads schema 1"):
