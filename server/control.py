@@ -16,7 +16,6 @@ from starlette.responses import Response
 
 from leftfold.events import Abort, Call, Event, FlushCache, Pause, Reconfigure, Resume, Sleep, UpdateWeights, Wake
 from leftfold.server.bodies import documented, installed_version, json_response, read_body, server_state
-from leftfold.server.client import EngineGone
 from leftfold.server.control_types import (
     LEVELS,
     AbortBody,
@@ -30,6 +29,7 @@ from leftfold.server.control_types import (
     parse_query,
 )
 from leftfold.server.errors import ApiError, invalid, unavailable
+from leftfold.server.group import EngineGone
 from leftfold.server.openai_types import parse_body
 from leftfold.server.streaming import until_gone
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from leftfold.executor.base import Score
 from leftfold.server.admission import Job
-from leftfold.server.client import EngineGone, EngineStopping, Group
 from leftfold.server.deadlines import deadlines
 from leftfold.server.errors import ApiError, engine_error, stopping, too_late
+from leftfold.server.group import EngineGone, EngineStopping, Group
 from leftfold.server.state import ServerState
 from leftfold.server.wire import Output
 from leftfold.text import AnswerText

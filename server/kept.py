@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from leftfold.server.client import Group
+from leftfold.server.group import Group
 
 if TYPE_CHECKING:
     from leftfold.server.answer_file import AnswerFile

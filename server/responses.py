@@ -11,9 +11,9 @@ from starlette.responses import Response
 from leftfold.server.admission import chat_job
 from leftfold.server.answers import begin_kept, terms_of
 from leftfold.server.bodies import documented, json_response, read_body, server_state
-from leftfold.server.client import EngineGone
 from leftfold.server.errors import ApiError, invalid
 from leftfold.server.generation import Delta, Generation, gone_error
+from leftfold.server.group import EngineGone
 from leftfold.server.idempotency import KEYED, Key, key_of, marked
 from leftfold.server.kept import Kept, Terms
 from leftfold.server.keyed import hear_first

@@ -11,8 +11,9 @@ from leftfold.events import SamplingParams
 from leftfold.server.admission import Job
 from leftfold.server.answer_file import NAME, AnswerFile
 from leftfold.server.answers import keep
-from leftfold.server.client import EngineClient, Group
+from leftfold.server.client import EngineClient
 from leftfold.server.generation import Generation
+from leftfold.server.group import Group
 from leftfold.server.kept import Kept, Terms
 from leftfold.server.state import ServerState
 

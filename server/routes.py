@@ -11,8 +11,8 @@ from starlette.responses import Response
 from leftfold.server.admission import Job, chat_job, chat_prompt, check_token_ids, completion_job
 from leftfold.server.answers import Answer, ChatShape, TextShape, chunk_frames, shape_of, terms_of
 from leftfold.server.bodies import documented, installed_version, json_response, read_body, server_state
-from leftfold.server.client import EngineGone
 from leftfold.server.errors import ApiError, invalid, unavailable
+from leftfold.server.group import EngineGone
 from leftfold.server.idempotency import KEYED
 from leftfold.server.keyed import answered
 from leftfold.server.openai_types import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body

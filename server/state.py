@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from leftfold.server.client import EngineClient, Group
+from leftfold.server.client import EngineClient
 from leftfold.server.errors import ApiError, unavailable
+from leftfold.server.group import Group
 from leftfold.server.idempotency import Turns
 from leftfold.server.kept import Shelf
 from leftfold.server.metrics import Metrics

@@ -20,8 +20,9 @@ import uvicorn
 
 from leftfold import hub
 from leftfold.server.app import create_app
-from leftfold.server.client import EngineClient, EngineGone
+from leftfold.server.client import EngineClient
 from leftfold.server.folders import SocketFolder
+from leftfold.server.group import EngineGone
 from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions

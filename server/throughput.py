@@ -7,7 +7,8 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from leftfold.server.client import EngineClient, EngineGone
+from leftfold.server.client import EngineClient
+from leftfold.server.group import EngineGone
 
 _log = logging.getLogger("leftfold.server")
 INTERVAL_SECONDS = 10.0

@@ -12,7 +12,7 @@ from leftfold.events import Abort, Event
 from leftfold.executor.base import Score
 from leftfold.server.app import create_app
 from leftfold.server.choices import Choice
-from leftfold.server.client import EngineGone, Group
+from leftfold.server.group import EngineGone, Group
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
 from leftfold.server.state import ServerState, Service

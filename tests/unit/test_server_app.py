@@ -10,9 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
-from leftfold.server.client import EngineGone
 from leftfold.server.errors import engine_error
 from leftfold.server.generation import FINISH_REASONS
+from leftfold.server.group import EngineGone
 from leftfold.server.wire import Output
 from tests.instant_engine import App
 

@@ -13,7 +13,8 @@ import zmq
 import zmq.asyncio
 
 from leftfold.events import Abort, Admit, FlushCache, Pause, Resume
-from leftfold.server.client import EngineAway, EngineClient, EngineGone, Group
+from leftfold.server.client import EngineClient
+from leftfold.server.group import EngineAway, EngineGone, Group
 from leftfold.server.throughput import line
 from leftfold.server.wire import (
     Answered,

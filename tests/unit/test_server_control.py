@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from leftfold.server.client import EngineGone
 from leftfold.server.control import CONTROL_PATHS, control
 from leftfold.server.deadlines import deadlines
+from leftfold.server.group import EngineGone
 from leftfold.server.metrics import waiting_by_reason
 from leftfold.server.options import ServeOptions
 from leftfold.server.wire import Answered, Output, Status
