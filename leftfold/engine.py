@@ -6,35 +6,23 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from leftfold.attaching import Attaching, Delivery, delivery
-from leftfold.errors import ConfigurationError, EngineError, EngineFault
-from leftfold.events import (
-    Abort,
-    Admit,
-    ControlDone,
-    Event,
-    EventLog,
-    ExecutorLost,
-    ForwardDone,
-    LogError,
-    Started,
-    Tick,
-)
-from leftfold.executor.base import Attachment, Executor, Result
+from leftfold.beginning import folded
+from leftfold.errors import EngineError, EngineFault
+from leftfold.events import Abort, Admit, Event, EventLog, ForwardDone, LogError, Started, Tick
+from leftfold.executor.base import Attachment, Executor
 from leftfold.fsm import LAWS, Ack, Config, Effects, Gate, decide
-from leftfold.fsm.state import InFlight
-from leftfold.identity import check_model
-from leftfold.keeping import Keeper, keeper
-from leftfold.losses import Key, Losses, Verdict, places
+from leftfold.keeping import Keeper, await_safe, keeper
 from leftfold.recall import Memory, Recall, answer
 from leftfold.refuse import refusal
-from leftfold.replay.errors import ReducerFault, ReplayError
+from leftfold.replay.errors import ReducerFault
 from leftfold.replay.fold import Fold
+from leftfold.results import Results
 from leftfold.telling import STOP, Telling
 from leftfold.worker import Done, GivenUp, Lost, Ready, Worker
 
@@ -60,6 +48,7 @@ class Engine:
     computing meanwhile. `on_log_failure`: "stop" admitting, or "serve" on, while the log cannot be written. `clock`:
     wall nanoseconds. `resume`: whether requests that the log holds go on; else they are aborted at the start.
     `memory`: what the fold of the log said, kept until somebody asks for it; set before `start` where somebody will.
+    `died`: how the process before this one died, if it did so of itself; its requests are under suspicion then.
     """
 
     def __init__(
@@ -82,11 +71,11 @@ class Engine:
         self.model = model
         self.fault = ""
         self.memory: Memory | None = None
+        self.died = ""
         self._executor = executor
         self.on_effects = on_effects
         self._code = code
         self._resume = resume
-        self._log_logprobs = log_logprobs
         self._clock = clock
         self._fold = Fold()
         self._inbox: SimpleQueue[Any] = SimpleQueue()
@@ -100,7 +89,7 @@ class Engine:
         self._launched = 0
         self._wall = 0
         self._wake_at: int | None = None
-        self._losses = Losses()
+        self._results = Results(self._record, self._now, log_logprobs)
         self._incarnation = 0
         self._lost = False
         self._again = False
@@ -157,10 +146,15 @@ class Engine:
         `fault` says why.
         """
         try:
-            self._fold_log()
+            self._fold, self.fault = folded(self.log, self.model, self.memory, self._results)
+            if self._fold.first is not None and self._fold.last is not None:
+                self._wall = self._fold.first.wall_ns
+                self._incarnation = self._fold.last.incarnation
             if not self.fault:
                 self._executor.reset()
                 self._worker.start()
+                if self.died and self.state is not None:
+                    self._results.died(self.state, self.died)
                 self._started()
                 self._attaching.resume(self.state.live)
                 self._take_up()
@@ -180,27 +174,6 @@ class Engine:
         else:
             self._record(Abort(t=self._now(), reason="not_resumed"))
             logger.warning("dropped %s", requests)
-
-    def _fold_log(self) -> None:
-        try:
-            self._fold, records = self.log.begin()
-            if self._fold.last is not None:
-                check_model(self._fold.last, self.model)
-            if self.memory is not None and self.state is not None:
-                self.memory.begin(self.state)
-            for record in records:
-                check_model(record.event, self.model)
-                effects = self._fold.take(record.seq, record.event)
-                if self.memory is not None:
-                    self.memory.take(effects)
-        except ReducerFault as fault:
-            self.fault = f"{fault}; the log is kept as it is: move it away, or replay it with a version that folds it"
-            logger.error("refusing all work: %s", self.fault)
-        except ReplayError as error:
-            raise ConfigurationError(f"the log cannot be folded: {error}; choose another --log-dir") from error
-        if self._fold.first is not None and self._fold.last is not None:
-            self._wall = self._fold.first.wall_ns
-            self._incarnation = self._fold.last.incarnation
 
     def run(self) -> None:
         """The loop. Raises EngineFault when the reducer fails, EngineError when log or executor are beyond use."""
@@ -275,11 +248,12 @@ class Engine:
     def _handle(self, message: Any) -> None:
         match message:
             case Done(incarnation, result):
+                if incarnation == self._incarnation and not self._lost and not self._results.done(self.state, result):
+                    self._reset()
+            case Lost(incarnation, plan, error):
                 if incarnation == self._incarnation and not self._lost:
-                    self._done(result)
-            case Lost(incarnation):
-                if incarnation == self._incarnation and not self._lost:
-                    self._executor_lost(message)
+                    self._results.lost(self.state, plan.step, error)
+                    self._reset()
             case Ready(incarnation):
                 if incarnation == self._incarnation:
                     self._started(again=True)
@@ -336,65 +310,10 @@ class Engine:
         self._telling.hold(self._fold.seq, delivery(answer(recall, self.state, self.memory)))
         self.memory = None
 
-    def _done(self, result: Result) -> None:
-        oldest, error = self._oldest(), result.error
-        if error is not None and error.get("retry") and not error.get("rows") and self._is(oldest, result.step):
-            error = self._judged(error, self._losses.failed(places(oldest)))
-        for op, info, fault in result.controls:
-            try:
-                self._record(ControlDone(t=self._now(), op=op, info=info, error=fault))
-            except (TypeError, ValueError):  # an answer that no record can hold is told as text
-                self._record(ControlDone(t=self._now(), op=op, info=repr(info), error=fault and str(fault)))
-        self._forward_done(result.step, result.tokens, result.digest, error, result.attachments)
-        if self.state.executor_present:
-            if error is None and self._losses:
-                self._losses.passed(self._computed)
-            return
-        text = f"the result of step {result.step} is not that of its plan"  # so the reducer took the executor for lost
-        if self._losses.forge(places(oldest)):
-            raise EngineError(f"{text}, the {self._losses.forged}. time without getting past it")
-        logger.error("%s: the executor begins anew", text)
-        self._reset()
-
-    def _forward_done(
-        self, step: int, tokens: Any, digest: str | None, error: Any, attachments: Sequence[Attachment] = ()
-    ) -> None:
-        kept = [_plain(said) for said in attachments] if self._log_logprobs else ()
-        done = ForwardDone(t=self._now(), step=step, tokens=tokens, digest=digest, error=error, scores=kept)
-        self._record(done, attachments)
-
-    def _executor_lost(self, lost: Lost) -> None:
-        step = lost.plan.step
-        oldest = self._oldest()
-        verdict = self._losses.lost(places(oldest) if self._is(oldest, step) else [])
-        logger.error("executor lost in step %d (%d in a row): %s", step, self._losses.in_a_row, lost.error)
-        if verdict is not Verdict.AGAIN:
-            error = {"text": lost.error, "retry": verdict is not Verdict.END}
-            self._forward_done(step, (), None, self._judged(error, verdict))
-        self._record(ExecutorLost(t=self._now(), error=lost.error))
-        self._reset()
-
     def _reset(self) -> None:
         """Whatever still comes of this incarnation is void; one reset ends it."""
         self._lost = True
-        self._worker.reset(self._incarnation, self._losses.delay(self._backoff))
-
-    def _oldest(self) -> InFlight | None:
-        return self.state.in_flight[0] if self.state.in_flight else None
-
-    def _is(self, oldest: InFlight | None, step: int) -> bool:
-        """Whether `step` is the oldest in flight; else what comes of it is void, and nobody is to blame."""
-        return oldest is not None and oldest.step == step
-
-    def _judged(self, error: Mapping[str, Any], verdict: Verdict) -> Mapping[str, Any]:
-        return {**error, "apart": True} if verdict is Verdict.APART else error
-
-    def _computed(self, key: Key) -> int | None:
-        """Positions that a request has committed since the executor's start; None if it does not live."""
-        request = self.state.live.get(key)
-        if request is None:
-            return None
-        return 0 if request.seat is None else int(self.state.columns.computed[request.seat.slot])
+        self._worker.reset(self._incarnation, self._results.losses.delay(self._backoff))
 
     def _started(self, again: bool = False) -> None:
         """Log a `Started`; `again`: the executor was reset inside this process, so settings and weights stay."""
@@ -429,6 +348,9 @@ class Engine:
         effects = self._record(Tick(t=now, plan=plan))
         if effects.plan is not None:
             self._launched = effects.plan.step
+            if now < self._results.careful_until:
+                self._commit()
+                await_safe(self.log, self._fold.seq)
             self._worker.execute(self._incarnation, effects.plan)
         return True
 
@@ -473,9 +395,3 @@ class Engine:
     def _now(self) -> int:
         """Event time: µs since the first `Started` by the wall clock, never less than the last record's."""
         return max(self._fold.t, (self._clock() - self._wall) // 1000)
-
-
-def _plain(said: Attachment) -> list[Any]:
-    """Scores as a record holds them."""
-    scores = [[score.position, score.token, score.logprob, [[*one] for one in score.top]] for score in said.scores]
-    return [said.rid, said.epoch, said.choice, scores]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -209,9 +210,16 @@ class KeptLog(LogWriter):
             self._upkeep.close(SAVE_SECONDS)
 
 
+def await_safe(log: Keeper, seq: int, seconds: float = 1.0) -> None:
+    """Returns once event `seq` is safe, or after so many seconds, or where the log fails; it was committed before."""
+    end = time.monotonic() + seconds
+    while log.safe < seq and log.failure is None and time.monotonic() < end:
+        time.sleep(0.0002)
+
+
 def keeper(log: EventLog | Keeper) -> Keeper:
     """`log` as the engine takes it."""
     return InPlace(log) if isinstance(log, EventLog) else log
 
 
-__all__ = ["SNAPSHOT_EVERY", "InPlace", "Keeper", "KeptLog", "NoLog", "keeper"]
+__all__ = ["SNAPSHOT_EVERY", "InPlace", "Keeper", "KeptLog", "NoLog", "await_safe", "keeper"]

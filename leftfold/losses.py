@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from leftfold.events import Event, ExecutorLost, ForwardDone
+
 if TYPE_CHECKING:
-    from leftfold.fsm.state import InFlight
+    from leftfold.fsm.state import InFlight, State
 
 APART = 2
 """After so many losses (or failed steps) without getting past them, the requests of the step run one by one."""
@@ -42,6 +44,18 @@ def places(flight: InFlight | None) -> list[Place]:
     return [(seat.request.key, end) for seat, end in seated if seat.slot not in flight.ended]
 
 
+def computed(state: State) -> Callable[[Key], int | None]:
+    """Positions that a request has committed since the executor's start; None if it does not live."""
+
+    def of(key: Key) -> int | None:
+        request = state.live.get(key)
+        if request is None:
+            return None
+        return 0 if request.seat is None else int(state.columns.computed[request.seat.slot])
+
+    return of
+
+
 class Losses:
     """Counts, request by request, the losses and the failed steps that it was in and has not got past.
 
@@ -53,11 +67,23 @@ class Losses:
     def __init__(self) -> None:
         self._lost: dict[Key, tuple[int, int]] = {}
         self._failed: dict[Key, tuple[int, int]] = {}
+        self._judged: list[Place] = []
         self.in_a_row = 0
         self.forged = 0
 
     def __bool__(self) -> bool:
         return bool(self.in_a_row or self._failed)
+
+    def recall(self, event: Event, oldest: InFlight | None) -> None:
+        """An event of the log, and the oldest step in flight before it: losses of earlier processes count as well.
+
+        Where requests were judged the error comes before the loss (decision 6).
+        """
+        judged, self._judged = self._judged, []
+        if type(event) is ExecutorLost:
+            self.lost(judged or places(oldest))
+        elif type(event) is ForwardDone and event.error is not None:
+            self._judged = places(oldest)
 
     def lost(self, rows: Sequence[Place]) -> Verdict:
         """The executor was lost in a step of these rows."""
@@ -104,4 +130,4 @@ def _count(counts: dict[Key, tuple[int, int]], rows: Sequence[Place]) -> int:
     return most
 
 
-__all__ = ["Losses", "Place", "Verdict", "places"]
+__all__ = ["Losses", "Place", "Verdict", "computed", "places"]

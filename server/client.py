@@ -74,6 +74,11 @@ class EngineClient:
         socket.bind(address)
         return socket
 
+    @property
+    def was_ready(self) -> bool:
+        """Whether this process has said that it takes work."""
+        return self.ready.done() and self.ready.exception() is None
+
     async def run(self) -> None:
         """Hands out what the engine sends, until cancelled."""
         assert self._sockets is not None, "closed"

@@ -1,7 +1,8 @@
 """The engine's process: builds the engine, feeds its inbox from a socket, sends what it makes visible.
 
 Started as `python -m leftfold.server.engine_process`; the first line of standard input is a JSON object (options,
-socket addresses, the engine's builder), and the end of standard input means that the parent is gone.
+socket addresses, the engine's builder, how the process before died), and the end of standard input means that the
+parent is gone.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def main() -> int:
     try:
         publisher = Publisher(send)
         engine = _build(setup["builder"], ServeOptions.from_dict(setup["options"]), publisher)
-        engine.memory = Memory()
+        engine.memory, engine.died = Memory(), setup.get("died", "")
         engine.start()
     except Exception as error:  # the one boundary: whatever a model, a disk or a setting does wrong at the start
         if os.environ.get("LEFTFOLD_DEBUG"):

@@ -21,6 +21,7 @@ import uvicorn
 from leftfold import hub
 from leftfold.server.app import create_app
 from leftfold.server.client import EngineClient
+from leftfold.server.deaths import oom_kills, own_doing
 from leftfold.server.folders import SocketFolder
 from leftfold.server.group import EngineGone
 from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name
@@ -76,7 +77,7 @@ class Supervisor:
         self._folder = SocketFolder()
         self._client: EngineClient | None = None
         self._process: Process | None = None
-        self._starts = 0
+        self._starts = self._oom_kills = 0
         self._log_name = ""
         self._engine_addresses: dict[str, str] = {}
         self._asked_to_stop = asyncio.Event()
@@ -142,9 +143,10 @@ class Supervisor:
                 if delay is None or self._asked_to_stop.is_set():
                     raise self._broken(client, str(died)) from died
                 self._lost(client, str(died), restarts, delay)
+                blamed = str(died) if client.was_ready and own_doing(process.returncode, self._oom_kills) else ""
             await asyncio.sleep(delay)
             client.connect(**self._addresses())
-            process = await self._start_engine()
+            process = await self._start_engine(blamed)
 
     async def _serve_with(
         self, client: EngineClient, process: Process, tokenizer: Tokenizer, restarts: Restarts
@@ -229,8 +231,11 @@ class Supervisor:
         self._engine_addresses = {role: f"ipc://{self._folder.path}/{name}" for role, name in names.items()}
         return self._engine_addresses
 
-    async def _start_engine(self) -> Process:
-        setup = {**self._engine_addresses, "builder": self._builder, "options": self._options.without_keys()}
+    async def _start_engine(self, died: str = "") -> Process:
+        """`died`: how the one before did, if that was its own doing."""
+        options = self._options.without_keys()
+        setup = {**self._engine_addresses, "builder": self._builder, "options": options, "died": died}
+        self._oom_kills = oom_kills()
         self._process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "leftfold.server.engine_process", stdin=PIPE, start_new_session=True
         )

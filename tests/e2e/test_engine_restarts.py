@@ -162,3 +162,19 @@ def test_after_too_many_deaths_the_server_ends(folder: Path) -> None:
         assert server.process.wait(timeout=PATIENCE) == 1
         assert server.stderr.count("starting it again") == 2
         assert "leftfold: the engine process ended with code 3\n" in server.stderr
+
+
+def test_a_request_that_kills_its_engine_is_found_out_and_the_others_go_on(folder: Path) -> None:
+    with ServerProcess.toy(folder, SLOW, log_dir=str(folder / "log")) as server:
+        server.wait_until_ready()
+        expected = Streams(server, 3).join()
+        streams = Streams(server, 3)
+        eventually(lambda: streams.all_have(10))
+        answer = httpx.post(f"{server.url}/v1/completions", json={"prompt": "die?"}, timeout=PATIENCE)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_failed")
+        assert answer.json()["error"]["message"] == "the engine process ended with code 3"
+        assert streams.join() == expected
+        assert 3 <= server.stderr.count("starting it again") <= 5
+        server.wait_until_idle()
+        assert server.interrupt() == 0
+    assert verify(EventLog.read(folder / "log")).divergence is None
