@@ -155,6 +155,8 @@ class Shelf:
             del self._ended[name]
             self._remove(name)
             self._tokens -= kept.tokens
+            if self.file is not None:
+                self.file.forgotten(name)
 
     def _remove(self, name: str) -> Kept | None:
         kept = self._answers.pop(name, None)

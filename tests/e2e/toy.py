@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sys
@@ -18,8 +19,10 @@ import numpy as np
 
 from leftfold.engine import Engine
 from leftfold.events import Control, EventLog, ExecutionPlan, Row
+from leftfold.events.stores import DirectoryStore
 from leftfold.executor.base import Attachment, Result, Score, Wanted, wanted_of
 from leftfold.fsm import Config
+from leftfold.keeping import KeptLog
 from leftfold.server.launch import serve
 from leftfold.server.options import ServeOptions
 from tests.tiny_folder import VOCAB_SIZE, byte_tokenizer
@@ -94,6 +97,35 @@ class FaultyEngine(Engine):
         self.fault = "record 7 broke the reducer"
 
 
+class FailingStore(DirectoryStore):
+    """A directory on a disk that is "full" or cannot "sync" while the file `how` says so."""
+
+    def __init__(self, directory: str, how: Path) -> None:
+        super().__init__(directory)
+        self._how = how
+
+    def write(self, data: memoryview) -> int:
+        self._fail("full", errno.ENOSPC)
+        return super().write(data)
+
+    def sync(self) -> None:
+        self._fail("sync", errno.EIO)
+        super().sync()
+
+    def _fail(self, what: str, code: int) -> None:
+        if self._how.exists() and self._how.read_text() == what:
+            raise OSError(code, os.strerror(code))
+
+
+def _log(options: ServeOptions) -> EventLog | KeptLog:
+    if options.log_dir is None:
+        return EventLog.memory()
+    if "TOY_DISK" not in os.environ:
+        return EventLog.open(options.log_dir)
+    log = EventLog(store=FailingStore(options.log_dir, Path(os.environ["TOY_DISK"])))
+    return KeptLog(log, Path(options.log_dir), strict=options.durability == "strict")
+
+
 def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
     """What the engine process calls."""
     time.sleep(float(os.environ.get("TOY_START_SECONDS", "0")))
@@ -109,10 +141,12 @@ def build(options: ServeOptions, on_effects: Callable[[Any], None]) -> Engine:
         growth_horizon=options.growth_horizon,
         vocab_size=VOCAB_SIZE,
     )
-    log = EventLog.memory() if options.log_dir is None else EventLog.open(options.log_dir)
     seconds = float(os.environ.get("TOY_STEP_SECONDS", "0.001"))
     kind = FaultyEngine if "TOY_FAULT" in os.environ else Engine
-    return kind(log=log, executor=ToyExecutor(seconds), config=config, model="toy", on_effects=on_effects)
+    return kind(
+        log=_log(options), executor=ToyExecutor(seconds), config=config, model="toy", on_effects=on_effects,
+        on_log_failure=options.on_log_failure,
+    )  # fmt: skip
 
 
 if __name__ == "__main__":
