@@ -80,8 +80,7 @@ class Results:
 
     def before(self, state: State | None, event: Event) -> None:
         """An event of the log is about to be folded: what it tells of losses counts in this process, too."""
-        if type(event) is ForwardDone or type(event) is ExecutorLost or self.losses:
-            self.losses.recall(event, None if state is None else _oldest(state))
+        self.losses.recall(event, None if state is None else _oldest(state))
 
     def after(self, state: State | None, event: Event) -> None:
         """It was folded."""

@@ -33,7 +33,7 @@ KEYED = {
     ]
 }  # fmt: skip
 """The header's part of a route in `/openapi.json`."""
-_NAME = re.compile(r'"?([\x21\x23-\x7e]{1,255}?)"?')
+_NAME = re.compile(r'(?P<quote>"?)(?P<name>[\x21\x23-\x7e]{1,255})(?P=quote)')
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +57,11 @@ def key_of(request: Request, data: Any, options: ServeOptions) -> Key | None:
         raise invalid(HEADER, "must be 1 to 255 visible ASCII characters, in double quotes or not", given)
     keyed = options.api_key is not None or options.admin_api_key is not None
     whose = request.headers.get("authorization", "") if keyed else ""
-    asked = orjson.dumps([request.url.path, data], option=orjson.OPT_SORT_KEYS)
-    return Key(_digest(whose.encode(), found[1].encode()), _digest(asked))
+    try:
+        asked = orjson.dumps([request.url.path, data], option=orjson.OPT_SORT_KEYS)
+    except orjson.JSONEncodeError as error:  # it can be read deeper than it can be written
+        raise invalid("body", f"cannot be compared with others ({error}); leave out {HEADER}") from error
+    return Key(_digest(whose.encode(), found["name"].encode()), _digest(asked))
 
 
 def _digest(*parts: bytes) -> str:

@@ -191,10 +191,20 @@ def test_another_body_or_route_under_a_key_is_an_error_that_names_it(app: App) -
     run(scenario)
 
 
-@pytest.mark.parametrize("key", [b"", b" ", b"a b", b"x" * 256, "é".encode(), b'a"b', b'""'])
+@pytest.mark.parametrize("key", [b"", b" ", b"a b", b"x" * 256, "é".encode(), b'a"b', b'""', b'"a', b'a"'])
 def test_a_key_that_is_none(app: App, key: bytes) -> None:
     answer = app.post("/v1/completions", ASKED, headers={HEADER.encode(): key})
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, HEADER)
+
+
+def test_a_body_that_cannot_be_compared(app: App) -> None:
+    deep: Any = []
+    for _ in range(400):
+        deep = [deep]
+    body = {**ASKED, "user": deep}
+    assert app.post("/v1/completions", body).status_code == 200
+    answer = app.post("/v1/completions", body, headers={HEADER: "k"})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
 
 
 def test_quotes_are_no_part_of_a_key(app: App) -> None:

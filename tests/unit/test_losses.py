@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
 import pytest
 
+from leftfold.events import Event, ExecutorLost, ForwardDone, Tick
 from leftfold.losses import APART, DELAYS, LOSSES, Losses, Verdict
 
 A, B = ("a", 0, 0), ("b", 0, 0)
@@ -81,3 +86,45 @@ def test_waits_double_with_each_loss_in_a_row_up_to_a_bound() -> None:
         losses.lost([(A, 5), (B, 5)])
         waits.append(losses.delay(0.2))
     assert waits == pytest.approx([0.0, *(0.2 * 2**n for n in range(DELAYS - 1)), *[0.2 * 2 ** (DELAYS - 2)] * 2])
+
+
+def flight(*rows: tuple[Any, int]) -> Any:
+    """A step in flight that decodes these choices, each at a position."""
+    seats = [SimpleNamespace(slot=slot, request=SimpleNamespace(key=key)) for slot, (key, _) in enumerate(rows)]
+    starts = np.array([at for _, at in rows])
+    return SimpleNamespace(
+        rows=SimpleNamespace(decode=SimpleNamespace(seats=seats), starts=starts, chunks=[]), ended=set()
+    )
+
+
+def told(*records: tuple[Event, Any]) -> Losses:
+    """What a log says: events, and what was in flight before each."""
+    losses = Losses()
+    for event, oldest in records:
+        losses.recall(event, oldest)
+    return losses
+
+
+LOST = ExecutorLost(t=0, error="gone")
+
+
+def failed(**more: bool) -> ForwardDone:
+    return ForwardDone(t=0, step=1, tokens=(), digest=None, error={"text": "gone", "retry": True, **more})
+
+
+def test_losses_that_a_log_tells_of_count_again() -> None:
+    both = flight((A, 4), (B, 8))
+    assert told((LOST, both)).lost([(A, 5), (B, 9)]) is Verdict.APART
+    losses = told((LOST, both), (failed(apart=True), both), (LOST, None))  # with the judgement the step was over
+    assert losses.in_a_row == 2
+    assert losses.lost([(A, 5)]) is Verdict.END
+    assert losses.lost([(B, 9)]) is Verdict.END
+    losses.passed(computed(a=5, b=9))
+    assert not losses
+
+
+def test_a_failure_before_a_loss_is_not_taken_for_its_judgement() -> None:
+    losses = told((failed(), flight((A, 4))), (Tick(t=0), None), (LOST, flight((B, 8))))
+    assert losses.lost([(A, 5), (B, 9)]) is Verdict.APART  # it was the second one of b
+    losses.passed(computed(b=9))
+    assert losses.lost([(A, 5)]) is Verdict.AGAIN
