@@ -39,7 +39,7 @@ def resolve_dtype(dtype: str, kind: str) -> str:
 
 
 def resolve_quantization(quantization: str, kind: str, dtype: str, model: LoadedModel, max_len: int) -> str:
-    """"int8" or "none". "auto" is int8 on a CPU where the model's file is quantized already and no dtype is asked for.
+    """ "int8" or "none". "auto" is int8 on a CPU where the model's file is quantized already and no dtype is asked for.
 
     Raises `ModelError` for an unknown name, or for int8 where it cannot be.
     """

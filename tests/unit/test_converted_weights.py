@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leftfold.executor.models import converted, quantized
+from leftfold.executor.models.quantized import blocks, build, kept, weights
 from leftfold.executor.weights import load
 from tests.tiny_models import make
 
@@ -19,12 +19,12 @@ TENSORS = {
 
 
 def test_tensors_lie_together_and_come_back_as_they_were(tmp_path: Path) -> None:
-    views = converted.together(TENSORS)
+    views = kept.together(TENSORS)
     first = views["a"].data_ptr()
-    assert first % converted.PAGE == 0
+    assert first % blocks.PAGE == 0
     assert [views[name].data_ptr() - first for name in "abc"] == [0, 128, 256]
-    converted.save(tmp_path / "sub" / "x", views)
-    again = converted.load(tmp_path / "sub" / "x")
+    kept.save(tmp_path / "sub" / "x", views)
+    again = kept.load(tmp_path / "sub" / "x")
     assert again is not None and again.keys() == TENSORS.keys()
     assert all(torch.equal(again[name], tensor) for name, tensor in TENSORS.items())
     assert [file.name for file in (tmp_path / "sub").iterdir()] == ["x"]
@@ -36,12 +36,12 @@ DAMAGES = [lambda d: d[:-1], lambda d: d[:-9] + b"\x55" + d[-8:], lambda d: b"x"
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture, damage) -> None:
     file = tmp_path / "x"
-    converted.save(file, converted.together(TENSORS))
+    kept.save(file, kept.together(TENSORS))
     file.write_bytes(damage(file.read_bytes()))
     with caplog.at_level(logging.WARNING):
-        assert converted.load(file) is None
+        assert kept.load(file) is None
     assert "is not used" in caplog.text
-    assert converted.load(tmp_path / "none") is None
+    assert kept.load(tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("kind", ["llama-biased", "qwen2", "qwen3"])
@@ -49,20 +49,20 @@ def test_a_second_start_takes_the_same_weights_from_the_cache(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     make(kind, tmp_path / "model")
-    cache, fresh = tmp_path / "cache", quantized.build(load(tmp_path / "model"), 64).weights
-    quantized.build(load(tmp_path / "model"), 64, cache)
+    cache, fresh = tmp_path / "cache", build(load(tmp_path / "model"), 64).weights
+    build(load(tmp_path / "model"), 64, cache)
     (file,) = cache.iterdir()
-    monkeypatch.setattr(quantized, "pack", lambda *given: pytest.fail("weights were converted again"))
-    kept = quantized.build(load(tmp_path / "model"), 64, cache).weights
-    one, two = quantized._as_tensors(fresh), quantized._as_tensors(kept)
+    monkeypatch.setattr(weights, "pack", lambda *given: pytest.fail("weights were converted again"))
+    again = build(load(tmp_path / "model"), 64, cache).weights
+    one, two = weights.as_tensors(fresh), weights.as_tensors(again)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
-    assert (kept.head is kept.embedding) == (fresh.head is fresh.embedding)
-    assert kept.layers[0].qkv.outputs == fresh.layers[0].qkv.outputs and list(cache.iterdir()) == [file]
+    assert (again.head is again.embedding) == (fresh.head is fresh.embedding)
+    assert again.layers[0].qkv.outputs == fresh.layers[0].qkv.outputs and list(cache.iterdir()) == [file]
 
 
 def test_another_model_in_the_same_place_is_converted_anew(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     for kind in ("llama", "llama-biased"):
         make(kind, tmp_path / "model")
-        quantized.build(load(tmp_path / "model"), 64, cache)
+        build(load(tmp_path / "model"), 64, cache)
     assert len(list(cache.iterdir())) == 2

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from leftfold.executor.models import quantized
+from leftfold.executor.models.quantized.reference_run import ReferenceRun
 from leftfold.executor.weights import load
 from leftfold.kernels.cpu import native
 from tests.tiny_models import make
@@ -66,7 +67,7 @@ def test_without_a_compiler_the_reference_runs_the_model_and_says_so(
     monkeypatch.delenv("CXX", raising=False)
     with caplog.at_level(logging.WARNING):
         model = quantized.build(load(tmp_path), 64)
-    assert isinstance(model._run, quantized.ReferenceRun)
+    assert isinstance(model._run, ReferenceRun)
     assert "there is no C++ compiler here" in caplog.text
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from leftfold.executor.config import ModelConfig
+from leftfold.executor.errors import ModelError
 from leftfold.executor.models import quantized
 from leftfold.executor.models.llama import StepInput
 from leftfold.executor.models.quantized import QuantizedLlama, QuantizedMemory
@@ -184,7 +186,7 @@ def test_a_token_outside_the_vocabulary_is_refused_by_native_code(tiny: Model) -
         tiny.model.use(variant)
         for token in (-1, 199):
             given = StepInput(torch.tensor([token]), torch.tensor([0]), torch.tensor([0]), layout)
-            with pytest.raises(quantized.ModelError, match="vocabulary"):
+            with pytest.raises(ModelError, match="vocabulary"):
                 tiny.model.forward(given, memory)
 
 
@@ -208,8 +210,8 @@ def test_memory_gives_back_what_was_written_and_copies_pages() -> None:
     assert not any(bool(part.any()) for part in memory.tensors)
 
 
-def _config() -> quantized.ModelConfig:
-    return quantized.ModelConfig(
+def _config() -> ModelConfig:
+    return ModelConfig(
         family="llama", vocab_size=100, hidden_size=64, intermediate_size=128, num_layers=1, num_heads=4,
         num_kv_heads=2, head_dim=16, rms_eps=1e-5, rope_theta=10000.0, rope_scaling=None, max_positions=2048,
         tied_embeddings=True, qk_norm=False, windows=(None,),

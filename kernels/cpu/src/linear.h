@@ -9,12 +9,7 @@
 // tile unit wants; four inputs of 16 outputs are one vector of the dot product.
 #pragma once
 
-#include "vec.h"
-
-#ifdef LEFTFOLD_AMX
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
+#include "tiles.h"
 
 namespace lf {
 
@@ -30,36 +25,17 @@ const int AHEAD = 4096;  // bytes
 const int ROWS = 32;  // rows of bytes of a block of work: two tiles
 
 #ifdef LEFTFOLD_AMX
-struct alignas(64) TileConfig {
-    uint8_t palette = 1, start = 0, reserved[14] = {};
-    uint16_t bytes[16] = {};
-    uint8_t rows[16] = {};
-    TileConfig() {
-        for (int i = 0; i < 8; i++) bytes[i] = 64, rows[i] = 16;
-    }
-};
-
-inline bool tiles_allowed() {
-    static const bool allowed = syscall(SYS_arch_prctl, 0x1023, 18) == 0;  // ARCH_REQ_XCOMP_PERM, XTILEDATA
-    return allowed;
-}
-
-inline void tiles_on() {
-    static const TileConfig config;
-    asm volatile("ldtilecfg %0" ::"m"(config));
-}
-
-inline void tiles_off() { _tile_release(); }
-
 // Weights of a kilobyte from `w` on, on their way to the cache.
 inline void fetch_tile(const int8_t* w) {
     for (int line = 0; line < 1024; line += 64) _mm_prefetch(reinterpret_cast<const char*>(w + line), _MM_HINT_T0);
 }
 
-// Sums of two blocks of outputs for up to 32 rows: acc[tile of rows][block][row][16]. `ahead`: bytes of weights to ask
-// for before they are needed, 0 where they are in a cache already.
+// Sums of two blocks of outputs for up to 32 rows of bytes: acc[tile of rows][block][row][16]. `ahead`: bytes of weights
+// to ask for before they are needed, 0 where they are in a cache already. `between()` is called after every 64 inputs:
+// other work, which the core does beside the tile unit's.
+template <class Between>
 inline void tile_products(
-    const uint8_t* x, int rows, const int8_t* w, int depth, int32_t (*acc)[2][16][16], int ahead) {
+    const uint8_t* x, int rows, const int8_t* w, int depth, int32_t (*acc)[2][16][16], int ahead, Between&& between) {
     const int8_t* w1 = w + size_t(depth) * 16;
     const uint8_t* x1 = x + size_t(depth) * 16;
     _tile_zero(0);
@@ -77,6 +53,7 @@ inline void tile_products(
             _tile_dpbusd(1, 4, 7);
             _tile_dpbusd(2, 5, 6);
             _tile_dpbusd(3, 5, 7);
+            between();
         }
         _tile_stored(2, acc[1][0], 64);
         _tile_stored(3, acc[1][1], 64);
@@ -88,17 +65,16 @@ inline void tile_products(
             _tile_loadd(7, w1 + k * 16, 64);
             _tile_dpbusd(0, 4, 6);
             _tile_dpbusd(1, 4, 7);
+            between();
         }
     }
     _tile_stored(0, acc[0][0], 64);
     _tile_stored(1, acc[0][1], 64);
-    asm volatile("" ::: "memory");
+    in_order();
 }
 #else
-inline bool tiles_allowed() { return false; }
-inline void tiles_on() {}
-inline void tiles_off() {}
-inline void tile_products(const uint8_t*, int, const int8_t*, int, int32_t (*)[2][16][16], int) {}
+template <class Between>
+inline void tile_products(const uint8_t*, int, const int8_t*, int, int32_t (*)[2][16][16], int, Between&&) {}
 #endif
 
 #ifdef LEFTFOLD_VNNI
@@ -174,33 +150,91 @@ inline float quantize_row(const float* x, int n, uint8_t* high, uint8_t* low) {
     return s.finite ? s.scale : NAN;
 }
 
-// One unit of work: outputs of the blocks 2 · unit and 2 · unit + 1 for `rows` rows of activations x [2 · rows, depth]
-// (readable up to a multiple of 16 rows of bytes) with a scale each. `sink(row, first, second)` takes sixteen outputs
-// of both blocks.
+// One thread's part of a product: activations x [2 · rows, depth] (readable up to a multiple of 16 rows of bytes) with a
+// scale each, times units of the weights, the outputs of the blocks 2 · unit and 2 · unit + 1. `sink(unit, row, first,
+// second)` takes sixteen outputs of both blocks. While the sums of a block of rows are made, those of the block before it
+// become outputs; `finish` gives out the last ones.
 template <class Sink>
-inline void linear_unit(const LfLinear& l, int unit, const uint8_t* x, const float* x_scale, int rows, Sink&& sink) {
-    alignas(64) int32_t acc[2][2][16][16];
-    const int8_t* w = l.weight + size_t(unit) * 32 * l.depth;
-    const int first = unit * 32;
-    const bool tiles = tiles_allowed();
-    const f16 scale[2] = {load<f16>(l.scale + first), load<f16>(l.scale + first + 16)};
-    const i16 offset[2] = {load<i16>(l.offset + first), load<i16>(l.offset + first + 16)};
-    for (int low = 0; low < 2 * rows; low += ROWS) {
-        const int count = 2 * rows - low < ROWS ? 2 * rows - low : ROWS;
-        if (tiles) tile_products(x + size_t(low) * l.depth, count, w, l.depth, acc, low ? 0 : AHEAD);
-        else vector_products(x + size_t(low) * l.depth, count, w, l.depth, acc);
-        for (int r = 0; r < count; r += 2) {
-            const int row = (low + r) >> 1;
-            f16 out[2];
-            for (int b = 0; b < 2; b++) {
-                const f16 high = to_float(load<i16>(acc[r >> 4][b][r & 15]) - offset[b]);
-                const f16 total = high * splat(256.0f) + to_float(load<i16>(acc[r >> 4][b][(r & 15) + 1]));
-                out[b] = total * (x_scale[row] * scale[b]);
-                if (l.bias) out[b] = out[b] + load<f16>(l.bias + first + 16 * b);
+class Product {
+  public:
+    Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int rows, Sink sink)
+        : l_(l), x_(x), x_scale_(x_scale), rows_(2 * rows), sink_(sink) {}
+
+    void operator()(int unit) {
+        const size_t size = size_t(l_.depth) * 32;
+        const int8_t* w = l_.weight + unit * size;
+        const int steps = l_.depth / 64, rows_a_step = (16 + steps - 1) / steps;
+        const int blocks = (rows_ + ROWS - 1) / ROWS, ahead = unit == fetched_ ? 0 : AHEAD;
+        // From the second block of rows on the weights are at hand: time to ask for the next unit's.
+        const bool more = blocks > 1 && 2 * unit + 2 < l_.blocks;
+        const size_t bytes = more ? (size / ((blocks - 1) * steps) + 63) / 64 * 64 : 0;
+        const int8_t *next = w + size, *end = next + size;
+        for (int low = 0; low < rows_; low += ROWS) {
+            int32_t(*acc)[2][16][16] = sums_[turn_];
+            const int count = rows_ - low < ROWS ? rows_ - low : ROWS;
+            const uint8_t* x = x_ + size_t(low) * l_.depth;
+            if (tiles_) {
+                tile_products(x, count, w, l_.depth, acc, low ? 0 : ahead, [&] {
+                    give(rows_a_step);
+                    if (low && next < end) next = fetch(next, bytes);
+                });
+            } else {
+                vector_products(x, count, w, l_.depth, acc);
             }
-            sink(row, out[0], out[1]);
+            finish();
+            take(unit, low, count);
+        }
+        if (more) fetched_ = unit + 1;
+    }
+
+    void finish() { give(16); }
+
+  private:
+    static const int8_t* fetch(const int8_t* from, size_t bytes) {
+        for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(from + at, 0, 2);
+        return from + bytes;
+    }
+
+    void take(int unit, int low, int count) {
+        unit_ = unit, row_ = low / 2, end_ = (low + count) / 2, at_ = 0;
+        from_ = sums_[turn_];
+        turn_ ^= 1;
+        for (int b = 0; b < 2; b++) {
+            scale_[b] = load<f16>(l_.scale + unit * 32 + b * 16);
+            offset_[b] = load<i16>(l_.offset + unit * 32 + b * 16);
         }
     }
+
+    void give(int count) {
+        for (; count && row_ < end_; count--, row_++, at_ += 2) {
+            f16 out[2];
+            for (int b = 0; b < 2; b++) {
+                const int32_t* sums = from_[at_ >> 4][b][at_ & 15];
+                const f16 high = to_float(load<i16>(sums) - offset_[b]);
+                const f16 total = high * splat(256.0f) + to_float(load<i16>(sums + 16));
+                out[b] = total * (x_scale_[row_] * scale_[b]);
+                if (l_.bias) out[b] = out[b] + load<f16>(l_.bias + unit_ * 32 + 16 * b);
+            }
+            sink_(unit_, row_, out[0], out[1]);
+        }
+    }
+
+    alignas(64) int32_t sums_[2][2][2][16][16];
+    f16 scale_[2];
+    i16 offset_[2];
+    const LfLinear& l_;
+    const uint8_t* x_;
+    const float* x_scale_;
+    const int rows_;  // of bytes
+    Sink sink_;
+    const bool tiles_ = tiles_allowed();
+    int32_t (*from_)[2][16][16] = nullptr;
+    int unit_ = 0, row_ = 0, end_ = 0, at_ = 0, turn_ = 0, fetched_ = -1;
+};
+
+template <class Sink>
+inline Product<Sink> product(const LfLinear& l, const uint8_t* x, const float* x_scale, int rows, Sink sink) {
+    return Product<Sink>(l, x, x_scale, rows, sink);
 }
 
 }  // namespace lf

@@ -16,8 +16,8 @@ inline void pause() {
 #endif
 }
 
-// A team of `threads` (the caller is one of them). `run(f)` calls f(worker) in each; inside, `share(n, g)` hands out
-// 0 … n - 1 one by one to whoever is free, and returns in all workers when all are done. A worker that another process
+// A team of `threads` (the caller is one of them). `run(f)` calls f(worker) in each; inside, `share(worker, n, g)` hands
+// out 0 … n - 1 to whoever is free, and returns in all workers when all are done. A worker that another process
 // keeps from its core takes fewer pieces; those who wait at a barrier give their core away after a while.
 class Pool {
   public:
@@ -52,17 +52,21 @@ class Pool {
         for (int spins = 0; size_ > 1 && left_.load(std::memory_order_acquire); spins++) wait(spins);
     }
 
-    // Pieces go out in runs of an eighth of what each worker would get: neighbours are near in memory.
-    template <class G>
-    void share(int n, G&& g) {
-        if (size_ == 1) {
-            for (int i = 0; i < n; i++) g(i);
-            return;
-        }
+    // Pieces go out in runs of an eighth of what each worker would get, the first run of each fixed: neighbours are near
+    // in memory. `after()` is called in each worker when there are none left for it.
+    template <class G, class After>
+    void share(int worker, int n, G&& g, After&& after) {
         const int run = n / (8 * size_) > 1 ? n / (8 * size_) : 1;
-        for (int i; (i = next_.fetch_add(run, std::memory_order_relaxed)) < n;)
-            for (int end = i + run < n ? i + run : n; i < end; i++) g(i);
-        barrier();
+        for (int i = worker * run; i < n; i = size_ * run + next_.fetch_add(run, std::memory_order_relaxed))
+            for (int piece = i, end = i + run < n ? i + run : n; piece < end; piece++) g(piece);
+        after();
+        if (size_ > 1) barrier();
+        else next_.store(0, std::memory_order_relaxed);
+    }
+
+    template <class G>
+    void share(int worker, int n, G&& g) {
+        share(worker, n, g, [] {});
     }
 
   private:

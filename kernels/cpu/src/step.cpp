@@ -45,8 +45,8 @@ namespace {
 
 // Room for activations of `rows` rows: bytes, readable up to a multiple of 16 rows of bytes, and a scale each.
 struct Activations {
-    std::vector<uint8_t> bytes;
-    std::vector<float> scales;
+    Buffer<uint8_t> bytes;
+    Buffer<float> scales;
 
     void fit(int rows, int depth) {
         const size_t size = size_t((2 * rows + 31) / 32) * 32 * depth;
@@ -68,7 +68,7 @@ struct LfEngine {
     Pool pool;
     Activations wide, narrow, inner;
     Queries queries;
-    std::vector<float> x, projected, seen, acted;
+    Buffer<float> x, projected, seen, acted;
     std::vector<Piece> pieces;
     std::vector<Scratch> scratch;
 
@@ -106,9 +106,10 @@ void LfEngine::cut(const LfModel& m, const LfStep& s) {
 
 static void rotate(const float* x, const float* cos, const float* sin, int head_dim, float* out) {
     const int half = head_dim / 2;
-    for (int d = 0; d < half; d++) {
-        out[d] = x[d] * cos[d] - x[d + half] * sin[d];
-        out[d + half] = x[d + half] * cos[d + half] + x[d] * sin[d + half];
+    for (int d = 0; d < half; d += 8) {
+        const f8 first = load<f8>(x + d), second = load<f8>(x + d + half);
+        store(out + d, first * load<f8>(cos + d) - second * load<f8>(sin + d));
+        store(out + d + half, second * load<f8>(cos + d + half) + first * load<f8>(sin + d + half));
     }
 }
 
@@ -117,13 +118,25 @@ void LfEngine::place(const LfModel& m, const LfLayer& l, const LfStep& s, const 
     const int size = m.head_dim;
     const float* from = projected.data() + size_t(token) * l.qkv.blocks * 16;
     const float *cos = m.cos + s.positions[token] * size, *sin = m.sin + s.positions[token] * size;
-    float normed[256], turned[256];
-    int8_t whole[256];
-    for (int head = 0; head < m.heads; head++, from += size) {
-        const float* q = from;
-        if (l.q_norm) rms_norm(from, l.q_norm, size, m.eps, normed), q = normed;
-        rotate(q, cos, sin, size, turned);
-        const size_t at = size_t(token) * m.heads + head;
+    const int64_t page = s.places[token] / m.page_size, offset = s.places[token] % m.page_size;
+    const size_t lane = offset % 16, block = page * m.kv_heads * m.blocks + offset / 16, bytes = size_t(size) * 16;
+    for (int head = 0; head < m.kv_heads; head++) {  // on their way while the queries are made
+        const size_t at = block + head * m.blocks;
+        for (size_t line = 0; line < bytes; line += 64) __builtin_prefetch(memory.keys + at * bytes + line, 1);
+        for (int line = 0; line < size * 4; line += 64)
+            __builtin_prefetch(memory.values + at * bytes + (lane >> 2) * size * 4 + line, 1);
+        __builtin_prefetch(memory.key_scales + at * 16, 1);
+        __builtin_prefetch(memory.value_scales + at * 16, 1);
+    }
+    alignas(64) float normed[256], turned[256];
+    auto rotated = [&](const float* norm) {
+        if (norm) rms_norm(from, norm, size, m.eps, normed);
+        rotate(norm ? normed : from, cos, sin, size, turned);
+        from += size;
+    };
+    for (int head = 0; head < m.heads; head++) {
+        rotated(l.q_norm);
+        const size_t at = queries.at(head / queries.shared, token) + head % queries.shared;
         int8_t *high = queries.bytes.data() + at * 2 * size, *low = high + size;
         i16 total = splat(0);
         const Scale scale = quantize(turned, size, 16256.0f, [&](int k, i16 q16) {
@@ -131,32 +144,26 @@ void LfEngine::place(const LfModel& m, const LfLayer& l, const LfStep& s, const 
             store(high + k, __builtin_convertvector(q16 >> 7, b16));
             store(low + k, __builtin_convertvector(q16 & splat(127), b16));
         });
-        int32_t sum = 0;
-        for (int i = 0; i < 16; i++) sum += total[i];
-        queries.offset[at] = 128 * sum;
+        queries.offset[at] = 128 * sum(total);
         queries.scale[at] = scale.scale * m.score_scale;
     }
-    const int64_t page = s.places[token] / m.page_size, offset = s.places[token] % m.page_size;
-    for (int part = 0; part < 2; part++)
-        for (int head = 0; head < m.kv_heads; head++, from += size) {
-            const float* x = from;
-            if (part == 0) {
-                if (l.k_norm) rms_norm(from, l.k_norm, size, m.eps, normed), x = normed;
-                rotate(x, cos, sin, size, turned), x = turned;
-            }
-            const Scale scale =
-                quantize(x, size, 127.0f, [&](int k, i16 q) { store(whole + k, __builtin_convertvector(q, b16)); });
-            const size_t block = (page * m.kv_heads + head) * m.blocks + offset / 16, lane = offset % 16;
-            if (part == 0) {
-                uint8_t* to = memory.keys + block * size * 16 + lane * 4;
-                for (int d = 0; d < size; d++) to[(d >> 2) * 64 + (d & 3)] = uint8_t(whole[d] + 128);
-                memory.key_scales[block * 16 + lane] = scale.scale;
-            } else {
-                int8_t* to = memory.values + block * size * 16 + (lane >> 2) * size * 4 + (lane & 3);
-                for (int d = 0; d < size; d++) to[d * 4] = whole[d];
-                memory.value_scales[block * 16 + lane] = scale.scale;
-            }
-        }
+    for (int head = 0; head < m.kv_heads; head++) {
+        rotated(l.k_norm);
+        const size_t at = block + head * m.blocks;
+        uint8_t* to = memory.keys + at * bytes + lane * 4;
+        const Scale scale = quantize(turned, size, 127.0f, [&](int k, i16 q) {
+            const u16 sixteen = __builtin_convertvector(q + splat(128), u16);
+            for (int i = 0; i < 4; i++)
+                std::memcpy(to + (k / 4 + i) * 64, reinterpret_cast<const uint8_t*>(&sixteen) + 4 * i, 4);
+        });
+        memory.key_scales[at * 16 + lane] = scale.scale;
+    }
+    for (int head = 0; head < m.kv_heads; head++, from += size) {
+        const size_t at = block + head * m.blocks;
+        int8_t* to = memory.values + at * bytes + (lane >> 2) * size * 4;
+        const Scale scale = quantize(from, size, 127.0f, [&](int k, i16 q) { every_fourth(to + k * 4, lane & 3, q); });
+        memory.value_scales[at * 16 + lane] = scale.scale;
+    }
 }
 
 void LfEngine::forward(const LfModel& m, const LfStep& s) {
@@ -170,55 +177,52 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
     fit(acted, size_t(n) * m.inner), fit(queries.bytes, size_t(n) * q_size * 2);
     fit(queries.offset, size_t(n) * m.heads), fit(queries.scale, size_t(n) * m.heads);
     wide.fit(n, m.layer[0].qkv.depth), narrow.fit(n, m.layer[0].output.depth), inner.fit(n, m.layer[0].down.depth);
+    queries.tokens = n, queries.shared = m.heads / m.kv_heads;
     cut(m, s);
+    for (Scratch& own : scratch) own.vectors = 0;
     pool.run([&](int worker) {
         tiles_on();
-        std::vector<float> normed(hidden);
+        auto linear = [&](const LfLinear& l, const Activations& a, auto sink) {
+            auto part = product(l, a.bytes.data(), a.scales.data(), n, sink);
+            pool.share(worker, l.blocks / 2, part, [&] { part.finish(); });
+        };
+        Buffer<float> normed(hidden);
         auto norm_row = [&](int row, const float* weight, int depth) {
             rms_norm(x.data() + size_t(row) * hidden, weight, hidden, m.eps, normed.data());
             wide.take(row, normed.data(), hidden, depth);
         };
-        auto add = [&](int first, int row, f16 a, f16 b) {
-            float* to = x.data() + size_t(row) * hidden + first;
+        auto add = [&](int unit, int row, f16 a, f16 b) {
+            float* to = x.data() + size_t(row) * hidden + unit * 32;
             store(to, load<f16>(to) + a);
-            if (first + 16 < hidden) store(to + 16, load<f16>(to + 16) + b);
+            if (unit * 32 + 16 < hidden) store(to + 16, load<f16>(to + 16) + b);
         };
-        pool.share(n, [&](int row) {
+        pool.share(worker, n, [&](int row) {
             embed(m, s.ids[row], x.data() + size_t(row) * hidden);
             norm_row(row, m.layer[0].attention_norm, m.layer[0].qkv.depth);
         });
         for (int layer = 0; layer < m.layers; layer++) {
             const LfLayer& l = m.layer[layer];
             const LfMemory& memory = s.memory[layer];
-            pool.share(l.qkv.blocks / 2, [&](int unit) {
-                linear_unit(l.qkv, unit, wide.bytes.data(), wide.scales.data(), n, [&](int row, f16 a, f16 b) {
-                    float* to = projected.data() + size_t(row) * qkv_width + unit * 32;
-                    store(to, a), store(to + 16, b);
-                });
+            linear(l.qkv, wide, [&](int unit, int row, f16 a, f16 b) {
+                float* to = projected.data() + size_t(row) * qkv_width + unit * 32;
+                store(to, a), store(to + 16, b);
             });
-            pool.share(n, [&](int token) { place(m, l, s, memory, token); });
-            pool.share(int(pieces.size()), [&](int i) {
+            pool.share(worker, n, [&](int token) { place(m, l, s, memory, token); });
+            auto piece = [&](int i) {
                 const int64_t* pages = s.pages + pieces[i].row * s.widest;
                 attend(pieces[i], heads, memory, queries, pages, l.window, scratch[worker], seen.data());
+            };
+            pool.share(worker, int(pieces.size()), piece, [&] { tiles_on(), scratch[worker].vectors = 0; });
+            pool.share(worker, n, [&](int row) { narrow.take(row, seen.data() + size_t(row) * q_size, q_size, l.output.depth); });
+            linear(l.output, narrow, add);
+            pool.share(worker, n, [&](int row) { norm_row(row, l.mlp_norm, l.gate_up.depth); });
+            linear(l.gate_up, wide, [&](int unit, int row, f16 gate, f16 up) {
+                store(acted.data() + size_t(row) * m.inner + unit * 16, silu_mul(gate, up));
             });
-            pool.share(n, [&](int row) { narrow.take(row, seen.data() + size_t(row) * q_size, q_size, l.output.depth); });
-            pool.share(l.output.blocks / 2, [&](int unit) {
-                linear_unit(l.output, unit, narrow.bytes.data(), narrow.scales.data(), n,
-                            [&](int row, f16 a, f16 b) { add(unit * 32, row, a, b); });
-            });
-            pool.share(n, [&](int row) { norm_row(row, l.mlp_norm, l.gate_up.depth); });
-            pool.share(l.gate_up.blocks / 2, [&](int unit) {
-                linear_unit(l.gate_up, unit, wide.bytes.data(), wide.scales.data(), n, [&](int row, f16 gate, f16 up) {
-                    store(acted.data() + size_t(row) * m.inner + unit * 16, silu_mul(gate, up));
-                });
-            });
-            pool.share(n, [&](int row) { inner.take(row, acted.data() + size_t(row) * m.inner, m.inner, l.down.depth); });
-            pool.share(l.down.blocks / 2, [&](int unit) {
-                linear_unit(l.down, unit, inner.bytes.data(), inner.scales.data(), n,
-                            [&](int row, f16 a, f16 b) { add(unit * 32, row, a, b); });
-            });
+            pool.share(worker, n, [&](int row) { inner.take(row, acted.data() + size_t(row) * m.inner, m.inner, l.down.depth); });
+            linear(l.down, inner, add);
             const bool last = layer + 1 == m.layers;
-            pool.share(n, [&](int row) {
+            pool.share(worker, n, [&](int row) {
                 if (!last) return norm_row(row, m.layer[layer + 1].attention_norm, m.layer[layer + 1].qkv.depth);
                 rms_norm(x.data() + size_t(row) * hidden, m.norm, hidden, m.eps, s.hidden + size_t(row) * hidden);
             });
@@ -230,22 +234,21 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
 void LfEngine::scores(const LfModel& m, const float* hidden, int rows, float* out) {
     const LfLinear& l = m.head;
     wide.fit(rows, l.depth);
-    pool.run([&](int) {
+    pool.run([&](int worker) {
         tiles_on();
-        pool.share(rows, [&](int row) { wide.take(row, hidden + size_t(row) * m.hidden, m.hidden, l.depth); });
-        pool.share(l.blocks / 2, [&](int unit) {
-            linear_unit(l, unit, wide.bytes.data(), wide.scales.data(), rows, [&](int row, f16 a, f16 b) {
-                const int first = unit * 32;
-                float* to = out + size_t(row) * l.outputs + first;
-                if (first + 32 <= l.outputs) {
-                    store(to, a), store(to + 16, b);
-                } else {
-                    float tail[32];
-                    store(tail, a), store(tail + 16, b);
-                    std::memcpy(to, tail, sizeof(float) * (l.outputs - first));
-                }
-            });
+        pool.share(worker, rows, [&](int row) { wide.take(row, hidden + size_t(row) * m.hidden, m.hidden, l.depth); });
+        auto part = product(l, wide.bytes.data(), wide.scales.data(), rows, [&](int unit, int row, f16 a, f16 b) {
+            const int first = unit * 32;
+            float* to = out + size_t(row) * l.outputs + first;
+            if (first + 32 <= l.outputs) {
+                store(to, a), store(to + 16, b);
+            } else {
+                float tail[32];
+                store(tail, a), store(tail + 16, b);
+                std::memcpy(to, tail, sizeof(float) * (l.outputs - first));
+            }
         });
+        pool.share(worker, l.blocks / 2, part, [&] { part.finish(); });
         tiles_off();
     });
 }
@@ -302,22 +305,21 @@ void lf_best(LfEngine* engine, const float* scores, int rows, int width, int64_t
         for (int row = 0; row < rows; row++) row_best(row);
         return;
     }
-    engine->pool.run([&](int) { engine->pool.share(rows, row_best); });
+    engine->pool.run([&](int worker) { engine->pool.share(worker, rows, row_best); });
 }
 
 // Linear alone, for tests: out [rows, blocks · 16].
 void lf_linear(LfEngine* engine, const LfLinear* l, const float* x, int rows, float* out) {
     Activations a;
     a.fit(rows, l->depth);
-    engine->pool.run([&](int) {
+    engine->pool.run([&](int worker) {
         tiles_on();
-        engine->pool.share(rows, [&](int row) { a.take(row, x + size_t(row) * l->inputs, l->inputs, l->depth); });
-        engine->pool.share(l->blocks / 2, [&](int unit) {
-            linear_unit(*l, unit, a.bytes.data(), a.scales.data(), rows, [&](int row, f16 first, f16 second) {
-                float* to = out + size_t(row) * l->blocks * 16 + unit * 32;
-                store(to, first), store(to + 16, second);
-            });
+        engine->pool.share(worker, rows, [&](int row) { a.take(row, x + size_t(row) * l->inputs, l->inputs, l->depth); });
+        auto part = product(*l, a.bytes.data(), a.scales.data(), rows, [&](int unit, int row, f16 first, f16 second) {
+            float* to = out + size_t(row) * l->blocks * 16 + unit * 32;
+            store(to, first), store(to + 16, second);
         });
+        engine->pool.share(worker, l->blocks / 2, part, [&] { part.finish(); });
         tiles_off();
     });
 }

@@ -7,6 +7,12 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <new>
+#include <vector>
+
+#ifdef __linux__
+#include <sys/mman.h>
+#endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__) && !defined(LEFTFOLD_PORTABLE)
 #define LEFTFOLD_VNNI 1
@@ -18,7 +24,36 @@
 
 namespace lf {
 
+const size_t LARGE = 2 << 20;
+
+// Memory that begins at a cache line (vectors and tiles that cross one take twice as long) or, where there is much of it,
+// at a large page, and the system is asked for such.
+template <class T>
+struct Aligned {
+    typedef T value_type;
+    Aligned() = default;
+    template <class U>
+    Aligned(const Aligned<U>&) {}
+    static std::align_val_t alignment(size_t n) { return std::align_val_t(n * sizeof(T) < LARGE / 2 ? 64 : LARGE); }
+    T* allocate(size_t n) {
+        T* made = static_cast<T*>(::operator new(n * sizeof(T), alignment(n)));
+#ifdef __linux__
+        if (n * sizeof(T) >= LARGE / 2) madvise(made, n * sizeof(T), MADV_HUGEPAGE);
+#endif
+        return made;
+    }
+    void deallocate(T* p, size_t n) { ::operator delete(p, alignment(n)); }
+    template <class U>
+    bool operator==(const Aligned<U>&) const { return true; }
+    template <class U>
+    bool operator!=(const Aligned<U>&) const { return false; }
+};
+
+template <class T>
+using Buffer = std::vector<T, Aligned<T>>;
+
 typedef float f16 __attribute__((vector_size(64)));
+typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i16 __attribute__((vector_size(64)));
 typedef int8_t b16 __attribute__((vector_size(16)));
 typedef uint8_t u16 __attribute__((vector_size(16)));
@@ -62,22 +97,48 @@ inline f16 exp2(f16 y) {
     return bits_to_float(float_to_bits(p) + (to_int(n) << 23));
 }
 
-// The sum of sixteen lanes as a tree: 16, 8, 4, 2, 1.
-inline float sum(f16 v) {
-    float a[16];
+// Sixteen lanes as a tree: 16, 8, 4, 2, 1.
+template <class V, class T, class Join>
+inline T folded(V v, Join&& join) {
+    T a[16];
     store(a, v);
     for (int width = 8; width; width >>= 1)
-        for (int i = 0; i < width; i++) a[i] = a[i] + a[i + width];
+        for (int i = 0; i < width; i++) a[i] = join(a[i], a[i + width]);
     return a[0];
 }
 
-inline float largest(f16 v) {
-    float a[16];
-    store(a, v);
-    for (int width = 8; width; width >>= 1)
-        for (int i = 0; i < width; i++) a[i] = a[i] > a[i + width] ? a[i] : a[i + width];
-    return a[0];
+#ifdef LEFTFOLD_VNNI
+template <class Wide, class Narrow>
+inline float folded(f16 v, Wide&& wide, Narrow&& narrow) {
+    const __m256 a = wide(_mm512_castps512_ps256(__m512(v)), _mm512_extractf32x8_ps(__m512(v), 1));
+    const __m128 b = narrow(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = narrow(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(narrow(c, _mm_movehdup_ps(c)));
 }
+
+inline float sum(f16 v) {
+    return folded(v, [](__m256 a, __m256 b) { return a + b; }, [](__m128 a, __m128 b) { return a + b; });
+}
+inline float largest(f16 v) {  // of a and b, b unless a is larger
+    return folded(v, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); },
+                  [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
+}
+inline int32_t sum(i16 v) { return _mm512_reduce_add_epi32(__m512i(v)); }
+inline int32_t largest(i16 v) { return _mm512_reduce_max_epi32(__m512i(v)); }
+#else
+inline float sum(f16 v) {
+    return folded<f16, float>(v, [](float a, float b) { return a + b; });
+}
+inline float largest(f16 v) {
+    return folded<f16, float>(v, [](float a, float b) { return a > b ? a : b; });
+}
+inline int32_t sum(i16 v) {
+    return folded<i16, int32_t>(v, [](int32_t a, int32_t b) { return a + b; });
+}
+inline int32_t largest(i16 v) {
+    return folded<i16, int32_t>(v, [](int32_t a, int32_t b) { return a > b ? a : b; });
+}
+#endif
 
 inline f16 max(f16 a, f16 b) { return a > b ? a : b; }
 
@@ -89,10 +150,7 @@ inline int32_t magnitude_bits(const float* x, int n) {
         const i16 bits = load<i16>(x + k) & splat(0x7fffffff);
         most = bits > most ? bits : most;
     }
-    int32_t a[16], result = 0;
-    store(a, most);
-    for (int i = 0; i < 16; i++) result = a[i] > result ? a[i] : result;
-    return result;
+    return largest(most);
 }
 
 // What a row of n values is divided by so that its largest magnitude becomes `most`, and the scale that undoes it.
@@ -118,6 +176,15 @@ inline Scale quantize(const float* x, int n, float most, Sink&& sink) {
     const i16 used = splat(s.inverse > 0.0f ? -1 : 0);  // 0 · infinity is no number, and no whole number either
     for (int k = 0; k < n; k += 16) sink(k, to_int(nearest(bits_to_float(float_to_bits(load<f16>(x + k)) & used) * s.inverse)));
     return s;
+}
+
+// Sixteen whole numbers as every fourth byte from to[lane] on; the bytes between may be another thread's.
+inline void every_fourth(int8_t* to, int lane, i16 q) {
+#ifdef LEFTFOLD_VNNI
+    _mm512_mask_storeu_epi8(to, 0x1111111111111111ull << lane, __m512i((q & splat(255)) << (8 * lane)));
+#else
+    for (int i = 0; i < 16; i++) to[4 * i + lane] = int8_t(q[i]);
+#endif
 }
 
 // Over the root mean square, times `weight`; n a multiple of 16.

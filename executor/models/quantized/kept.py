@@ -20,18 +20,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from leftfold.executor.models.quantized.blocks import block_of
+
 logger = logging.getLogger("leftfold.executor")
 
 ALIGNED = 64
-PAGE = 1 << 21
 _DTYPES = {"int8": torch.int8, "int32": torch.int32, "float32": torch.float32}
-_MADV_HUGEPAGE = 14
 
 
 def together(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Copies of all, one after the other in one block of memory."""
     places, size = _places(tensors)
-    block = _block(size)
+    block = block_of(size)
     views = _views(block, places)
     for name, view in views.items():
         view.copy_(tensors[name])
@@ -61,7 +61,7 @@ def load(file: Path) -> dict[str, torch.Tensor] | None:
             line = opened.readline()
             head: dict[str, Any] = json.loads(line)
             opened.seek(len(line) + -len(line) % ALIGNED)
-            block = _block(int(head["size"]))
+            block = block_of(int(head["size"]))
             count = opened.readinto(memoryview(block))
         if count != len(block) or hashlib.sha256(block).hexdigest() != head["sha256"]:
             raise ValueError("its checksum does not match")
@@ -89,17 +89,6 @@ def _places(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Any], int]:
         places[name] = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape), at]
         at += tensor.nbytes + -tensor.nbytes % ALIGNED
     return places, at
-
-
-def _block(size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Memory that begins at a large page, and that the system is asked to put on large pages."""
-    room = np.empty(size + PAGE, dtype=np.uint8)
-    first = -room.ctypes.data % PAGE
-    block = room[first : first + size]
-    advise = getattr(ctypes.CDLL(None), "madvise", None)
-    if advise is not None and os.uname().sysname == "Linux":  # elsewhere the number means something else
-        advise(ctypes.c_void_p(block.ctypes.data), ctypes.c_size_t(size), _MADV_HUGEPAGE)
-    return block
 
 
 def _views(block: np.ndarray[Any, np.dtype[np.uint8]], places: Mapping[str, Any]) -> dict[str, torch.Tensor]:
