@@ -17,7 +17,7 @@ import orjson
 
 from leftfold.events import types
 from leftfold.events.plan import Chunk, End, Evict, Grow, Join, Operation, Plan
-from leftfold.events.quick import filler
+from leftfold.events.quick import filler, untouched
 from leftfold.events.shapes import Layout, is_integer
 from leftfold.events.types import Admit, Event, ForwardDone, SamplingParams, Tick
 
@@ -76,6 +76,9 @@ def _dumps(record: dict[str, Any]) -> bytes:
 
 # Writing
 
+_keep_json: Callable[[Plan, bytes], None] = Plan.__dict__["_json"].__set__  # past the freeze: it is derived
+_keep_params_json: Callable[[SamplingParams, bytes], None] = SamplingParams.__dict__["_json"].__set__
+
 
 def params_json(params: SamplingParams) -> bytes:
     """Sampling parameters as JSON, defaults left out; computed once, since log and digest both need it.
@@ -83,10 +86,10 @@ def params_json(params: SamplingParams) -> bytes:
     Raises `CodecError` or `TypeError` for what could not be read back.
     """
     if params._json is None:
-        object.__setattr__(params, "_json", _dumps(_present(params, "params")))
-    encoded = params._json
-    assert encoded is not None
-    return encoded
+        encoded = _dumps(_present(params, "params"))
+        _keep_params_json(params, encoded)
+        return encoded
+    return params._json
 
 
 def _without_epoch(row: Join | End) -> list[Any]:
@@ -96,9 +99,6 @@ def _without_epoch(row: Join | End) -> list[Any]:
 
 def _operation(op: Operation) -> dict[str, Any]:
     return {"type": TAGS[type(op)], **_present(op, "operation")}
-
-
-_keep_json: Callable[[Plan, bytes], None] = Plan.__dict__["_json"].__set__  # past the freeze: it is derived
 
 
 def plan_json(plan: Plan) -> bytes:
@@ -143,9 +143,24 @@ def _nested(params: SamplingParams) -> orjson.Fragment | None:
     return orjson.Fragment(encoded) if encoded != b"{}" else None
 
 
+_SELDOM = (
+    "min_tokens", "ignore_eos", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+    "logit_bias", "n", "grammar", "processors",
+)  # fmt: skip
+
 _FILL: Mapping[type, Callable[[dict[str, Any], Any, str], None]] = {
-    cls: filler(layout.writes, _is_default, _refuse, {SamplingParams: _nested}) for cls, layout in _LAYOUTS.items()
+    cls: filler(layout.writes, _is_default, _refuse, {SamplingParams: _nested}, () if cls is Admit else _SELDOM)
+    for cls, layout in _LAYOUTS.items()
 }
+_says_no_more = untouched(
+    {name: default for name, default in _LAYOUTS[Admit].fields if name not in ("rid", "prompt", "params")}
+)
+
+
+def _is_plain_admit(admit: Admit) -> bool:
+    """Whether it is a request as most are, which needs no look at its fields one by one."""
+    plain = _is_id_array(admit.prompt) and type(admit.rid) is str and type(admit.params) is SamplingParams
+    return plain and _says_no_more(admit)
 
 
 def encode(event: Event, seq: int | None = None) -> bytes:
@@ -163,6 +178,12 @@ def encode(event: Event, seq: int | None = None) -> bytes:
         return b'%b"type":"forward_done","step":%d,"tokens":%b%b}' % (
             _ordinals(seq, t), event.step, orjson.dumps(event.tokens, _contiguous, _OPTIONS),
             b"" if event.digest is None else b',"digest":' + orjson.dumps(event.digest),
+        )  # fmt: skip
+    if type(event) is Admit and _is_plain_admit(event):
+        params = params_json(event.params)
+        return b'%b"type":"admit","rid":%b,"prompt":%b%b}' % (
+            _ordinals(seq, t), orjson.dumps(event.rid), orjson.dumps(event.prompt, _contiguous, _OPTIONS),
+            b"" if params == b"{}" else b',"params":' + params,
         )  # fmt: skip
     tag = TAGS[kind]
     out: dict[str, Any] = {} if seq is None else {"seq": seq}
@@ -189,10 +210,14 @@ def _ordinals(seq: int | None, t: int) -> bytes:
     return b'{"t":%d,' % t if seq is None else b'{"seq":%d,"t":%d,' % (seq, t)
 
 
+def _is_id_array(tokens: Any) -> bool:
+    """Whether it is an array of token ids that is not empty, as most are."""
+    return type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens) > 0
+
+
 def is_plain(done: ForwardDone) -> bool:
     """A result as executors give it: it can be encoded, and needs no look at its fields one by one."""
-    tokens = done.tokens
-    plain = type(tokens) is np.ndarray and tokens.dtype is _INT32 and tokens.ndim == 1 and len(tokens) > 0
+    plain = _is_id_array(done.tokens)
     whole = type(done.step) is int and _LEAST <= done.step <= _MOST
     text = done.digest is None or type(done.digest) is str
     alone = done.error is None and done.counts is None and not done.ended and not done.scores

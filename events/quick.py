@@ -46,15 +46,46 @@ def filler(
     is_default: Callable[[Any, Any], bool],
     refuse: Callable[[str, str, Any], NoReturn],
     writers: Mapping[type, Callable[[Any], Any]],
+    seldom: Sequence[str] = (),
 ) -> Callable[[dict[str, Any], Any, str], None]:
     """What puts the fields of a record that are not at their defaults into a dictionary: `fill(out, record, where)`.
 
     `fields`: name, default and check of each. `refuse(where, name, value)` is called for what fails its check;
-    `writers`: by the type of a default, what makes of a value what is put there, or None for nothing.
+    `writers`: by the type of a default, what makes of a value what is put there, or None for nothing. `seldom`: names
+    of fields that are nearly always at their defaults, and so are looked at all at once.
     """
     scope: dict[str, Any] = {"is_default": is_default, "refuse": refuse}
     lines = ["def fill(out, record, where):"]
-    for index, (name, default, check) in enumerate(fields):
+    rare = {name: default for name, default, _ in fields if name in seldom}
+    if rare:
+        scope["as_ever"] = untouched(rare)
+        often = [field for field in enumerate(fields) if field[1][0] not in rare]
+        lines += ["    if as_ever(record):", *_indented(_filling(often, scope, writers)), "        return"]
+    lines += _filling([*enumerate(fields)], scope, writers)
+    made: Callable[[dict[str, Any], Any, str], None] = _defined("fill", scope, lines)
+    return made
+
+
+def untouched(defaults: Mapping[str, Any]) -> Callable[[Any], bool]:
+    """Whether all of these fields of a record hold the very objects that are their defaults."""
+    scope = {f"default{index}": default for index, default in enumerate(defaults.values())}
+    test = " and ".join([f"record.{name} is default{index}" for index, name in enumerate(defaults)])
+    made: Callable[[Any], bool] = _defined("as_ever", scope, ["def as_ever(record):", f"    return {test}"])
+    return made
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"    {line}" for line in lines]
+
+
+def _filling(
+    fields: Sequence[tuple[int, tuple[str, Any, Callable[[Any], bool] | None]]],
+    scope: dict[str, Any],
+    writers: Mapping[type, Callable[[Any], Any]],
+) -> list[str]:
+    """The lines that put these fields, each with its number, into `out`; what they name goes into `scope`."""
+    lines: list[str] = []
+    for index, (name, default, check) in fields:
         kind = type(default)
         scope |= {f"default{index}": default, f"check{index}": check, f"kind{index}": kind}
         lines += [f"    value = record.{name}", f"    if value is not default{index}:"]
@@ -65,12 +96,12 @@ def filler(
             lines += [f"        value = write{index}(value)", "        if value is not None:"]
         elif default is not MISSING:
             scalar = f"type(value) is not kind{index} or value != default{index}"
-            lines += [f"        if {scalar if kind in _SCALARS else f'not is_default(value, default{index})'}:"]
+            listed = f"(type(value) is tuple and value) or not is_default(value, default{index})"
+            lines += [f"        if {scalar if kind in _SCALARS else listed}:"]
         else:
             lines += ["        if True:"]
         lines += [f"            out['{name}'] = value"]
-    made: Callable[[dict[str, Any], Any, str], None] = _defined("fill", scope, lines)
-    return made
+    return lines
 
 
 _SCALARS = (int, float, bool, str, type(None))

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from leftfold.events.codec import CodecError, params_json
 from leftfold.events.digest import canonical
 from leftfold.events.plan import TokenArray
+from leftfold.events.quick import untouched
 from leftfold.events.types import Admit, SamplingParams
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
 from leftfold.fsm.ending import forget
@@ -21,6 +23,7 @@ from leftfold.fsm.request import Request
 from leftfold.fsm.seating import enqueue
 from leftfold.fsm.state import State
 
+_INT32 = np.dtype(np.int32)
 _UNSIGNED = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 MAX_INT = (1 << 62) - 1
 
@@ -58,7 +61,8 @@ def admit(state: State, event: Admit, outputs: Outputs) -> None:
         state.count("ignored")
         return
     try:
-        _check_gate(state)
+        if state.gate is CLOSING or state.gate is STOPPED:
+            raise Refusal("closing", "the engine is shutting down")
         tokens = _tokens(event.prompt, state.config.vocab_size)
         _check(state, event, len(tokens))
         _check_writable(event)
@@ -68,8 +72,9 @@ def admit(state: State, event: Admit, outputs: Outputs) -> None:
         return
     leader = _take(state, event, tokens, 0)
     state.requests[event.rid] = leader
-    for choice in range(1, event.params.n):
-        _take(state, event, tokens, choice).leader = leader
+    if event.params.n > 1:
+        for choice in range(1, event.params.n):
+            _take(state, event, tokens, choice).leader = leader
 
 
 def _take(state: State, event: Admit, tokens: TokenArray, choice: int) -> Request:
@@ -123,11 +128,6 @@ def _refuse(state: State, event: Admit, refusal: Refusal, outputs: Outputs) -> N
     state.count("refused")
 
 
-def _check_gate(state: State) -> None:
-    if state.gate in (CLOSING, STOPPED):
-        raise Refusal("closing", "the engine is shutting down")
-
-
 def _check_queue(state: State, count: int, tokens: int) -> None:
     config = state.config
     tokens *= count
@@ -142,7 +142,19 @@ def _check_queue(state: State, count: int, tokens: int) -> None:
 
 
 def _tokens(prompt: Any, vocab_size: int | None) -> TokenArray:
-    """The prompt as int32 ids, or a refusal that names the first bad one."""
+    """The prompt as int32 ids of its own, or a refusal that names the first bad one."""
+    plain = type(prompt) is np.ndarray and prompt.dtype is _INT32 and prompt.ndim == 1 and len(prompt) > 0
+    tokens = prompt if plain else _integers(prompt)
+    bound = MAX_TOKEN + 1 if vocab_size is None else vocab_size
+    unsigned = tokens.view(_UNSIGNED[tokens.dtype.itemsize])  # so that one look finds negative ids, too
+    if unsigned.item(unsigned.argmax()) >= bound:
+        at = int((unsigned >= bound).argmax())
+        raise Refusal("invalid", f"prompt[{at}] is {int(tokens[at])}, outside the vocabulary (0 to {bound - 1})")
+    return tokens.copy() if plain else tokens.astype(np.int32)
+
+
+def _integers(prompt: Any) -> npt.NDArray[Any]:
+    """The prompt as an array of integers, or a refusal."""
     try:
         tokens = np.asarray(prompt)
     except (ValueError, TypeError, OverflowError):
@@ -153,12 +165,14 @@ def _tokens(prompt: Any, vocab_size: int | None) -> TokenArray:
         raise Refusal("invalid", "prompt is empty")
     if tokens.dtype.kind not in "iu":
         raise Refusal("invalid", f"prompt holds {tokens[0]!r}, which is no token id")
-    bound = MAX_TOKEN + 1 if vocab_size is None else vocab_size
-    unsigned = tokens.view(_UNSIGNED[tokens.dtype.itemsize])  # so that one look finds negative ids, too
-    if unsigned[unsigned.argmax()] >= bound:
-        at = int((unsigned >= bound).argmax())
-        raise Refusal("invalid", f"prompt[{at}] is {int(tokens[at])}, outside the vocabulary (0 to {bound - 1})")
-    return tokens.astype(np.int32)
+    return tokens
+
+
+_is_usual = untouched({
+    "priority": 0, "deadline": 0, "queue_deadline": 0, "adapter": "", "cache": "use", "media": (), "session": None,
+    "peer": None, "shard": None, "task": "generate", "want": None,
+})  # fmt: skip
+_has_usual_params = untouched({"min_tokens": 0, "n": 1, "grammar": None, "processors": ()})
 
 
 def _is_count(value: object, least: int) -> bool:
@@ -173,15 +187,21 @@ def _check(state: State, event: Admit, prompt: int) -> None:
         raise Refusal("invalid", f"prompt has {prompt} tokens, the KV memory holds {config.capacity}")
     if not _is_count(params.max_tokens, 1):
         raise Refusal("invalid", f"max_tokens is {params.max_tokens!r}, it must be at least 1")
+    if not isinstance(params.stop_token_ids, (list, tuple)):
+        raise Refusal("invalid", f"stop_token_ids is {params.stop_token_ids!r}, it must be a list of token ids")
+    for token in params.stop_token_ids:
+        if type(token) is not int or not 0 <= token <= MAX_TOKEN:
+            raise Refusal("invalid", f"stop_token_ids holds {token!r}, which is no token id")
+    if not (_is_usual(event) and _has_usual_params(params)):
+        _check_unusual(event, params)
+
+
+def _check_unusual(event: Admit, params: SamplingParams) -> None:
+    """Fields that are nearly always at their defaults."""
     if not _is_count(params.n, 1) or params.n > MAX_CHOICES:
         raise Refusal("invalid", f"n is {params.n!r}, it must be 1 to {MAX_CHOICES}")
     if not _is_count(params.min_tokens, 0):
         raise Refusal("invalid", f"min_tokens is {params.min_tokens!r}, it must be at least 0")
-    if not isinstance(params.stop_token_ids, (list, tuple)):
-        raise Refusal("invalid", f"stop_token_ids is {params.stop_token_ids!r}, it must be a list of token ids")
-    for token in params.stop_token_ids:
-        if not _is_count(token, 0) or token > MAX_TOKEN:
-            raise Refusal("invalid", f"stop_token_ids holds {token!r}, which is no token id")
     for name in ("deadline", "queue_deadline"):
         if not _is_count(getattr(event, name), 0):
             raise Refusal("invalid", f"{name} is {getattr(event, name)!r}, it must be a duration in µs")
@@ -218,9 +238,6 @@ def _check_want(want: object) -> None:
 def _check_supported(event: Admit) -> None:
     """What the vocabulary has and these laws do not do yet is refused, never ignored."""
     params = event.params
-    plain = params.grammar is None and not params.processors and not event.adapter and not event.media
-    if plain and event.session is None and event.peer is None and event.shard is None and event.task == "generate":
-        return
     wanted = {
         "grammar": params.grammar is not None,
         "processors": bool(params.processors),

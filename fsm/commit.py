@@ -8,11 +8,13 @@ import numpy as np
 
 from leftfold.events.plan import IntArray
 from leftfold.events.types import ForwardDone
+from leftfold.fsm import turning
 from leftfold.fsm.controls import lose_control
 from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, Usage, usage_of
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
 from leftfold.fsm.lifecycle import CHUNK, PREFILLED, Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN
+from leftfold.fsm.pages import Entry
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
@@ -131,11 +133,15 @@ def _commit_decode(
     columns.last[slots] = tokens
     state.counts["generation_tokens"] += len(seats)
     marked = computed >= columns.alarm[slots]
+    quiet = None
     if columns.watchers:
         hits = columns.watch.take(tokens, None, None, "clip")
         if _TRUE in hits.tobytes():
             marked |= hits
+            quiet = ~hits
     indices = marked.nonzero()[0]
+    if len(indices) >= turning.MANY:
+        indices = turning.turn_pages(state, seats, slots, computed, indices, quiet)
     ended = _look_at(state, seats, computed, tokens, indices) if len(indices) else {}
     if ended:
         over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
@@ -145,42 +151,35 @@ def _commit_decode(
 def _look_at(
     state: State, seats: Sequence[Seat], computed: IntArray, tokens: IntArray, indices: IntArray
 ) -> dict[int, tuple[FinishReason, Usage]]:
-    """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end."""
+    """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end.
+
+    A row that filled a page publishes it, and goes on with the next one, if that is granted yet.
+    """
     ended: dict[int, tuple[FinishReason, Usage]] = {}
-    filled: list[Seat] = []
+    full: list[Entry] = []
+    pool, columns, size = state.pool, state.columns, state.config.page_size
+    raw, alarm, base, width = pool.raw, columns.alarm, columns.base, size * 4
     rows = zip(indices.tolist(), computed[indices].tolist(), tokens[indices].tolist(), strict=True)
     for index, at, token in rows:
         seat = seats[index]
+        final = seat.final
         if at == seat.edge:
-            filled.append(seat)
-        if at >= seat.final or token in seat.stops:
+            pages, parent, number = seat.pages, seat.parent, at // size
+            if parent is not None:
+                page = pages[number - 1]
+                seat.parent = key = page_key(parent, raw[page * width : page * width + width])
+                full.append((page, key, parent if number > 1 else None))
+            if number < len(pages):
+                base[seat.slot] = pages[number] * size - at
+            seat.edge = edge = at + size
+            alarm[seat.slot] = edge if edge < final else final
+        if at >= final or token in seat.stops:
             reason = _reason(seat.request, token, at)
             if reason is not None:
                 ended[index] = (reason, usage_of(seat.request, at + 1 - seat.request.prompt_len))
-    if filled:
-        _turn_pages(state, filled)
+    if full:
+        pool.publish(full)
     return ended
-
-
-def _turn_pages(state: State, filled: Sequence[Seat]) -> None:
-    """Decoding rows have filled a page: publish it, and go on with the next one, if it is granted yet."""
-    pool, columns, size = state.pool, state.columns, state.config.page_size
-    raw, alarm, base = pool.raw, columns.alarm, columns.base
-    width = size * 4
-    full: list[tuple[int, bytes, bytes | None]] = []
-    for seat in filled:
-        pages, edge, slot, parent = seat.pages, seat.edge, seat.slot, seat.parent
-        number = edge // size
-        if parent is not None:
-            page = pages[number - 1]
-            at = page * width
-            key = seat.parent = page_key(parent, raw[at : at + width])
-            full.append((page, key, parent if number > 1 else None))
-        if number < len(pages):
-            base[slot] = (pages[number] - number) * size
-        seat.edge = edge = edge + size
-        alarm[slot] = edge if edge < seat.final else seat.final
-    pool.publish(full)
 
 
 def _commit_chunks(
@@ -219,9 +218,11 @@ def _store_chunk(state: State, chunk: ChunkRow) -> None:
     state.columns.computed[seat.slot] = end
     if seat.publishes and full > first:
         request = seat.request
-        extend_keys(request.keys, request.root, request.tokens, full, size)
         keys = request.keys
-        state.pool.publish([(seat.pages[i], keys[i], keys[i - 1] if i else None) for i in range(first, full)])
+        if full > len(keys):
+            extend_keys(keys, request.root, request.tokens, full, size)
+        parents = keys[first - 1 : full] if first else (None, *keys[:full])
+        state.pool.publish(zip(seat.pages[first:full], keys[first:full], parents, strict=False))
 
 
 def _reason(request: Request, token: int, at: int) -> FinishReason | None:

@@ -25,7 +25,7 @@ class Draft:
     """
 
     __slots__ = (
-        "_cached", "_dropped", "_free", "_freed", "_refs", "_revived", "_uncached", "evicted", "pool", "usable",
+        "_cached", "_free", "_freed", "_refs", "_revived", "_uncached", "evicted", "pool", "usable",
     )  # fmt: skip
 
     def __init__(self, pool: PagePool) -> None:
@@ -37,7 +37,6 @@ class Draft:
         self._freed: list[int] = []  # unheld since this draft's releases, not findable
         self._uncached: list[int] = []  # unheld since this draft's releases, findable
         self._revived: set[int] = set()
-        self._dropped: set[int] = set()
         self._refs: dict[int, int] = {}
 
     def gain(self, pages: Sequence[int]) -> int:
@@ -57,9 +56,14 @@ class Draft:
     def find(self, keys: Iterable[bytes]) -> list[int]:
         """Pages of the longest run of `keys` that can still be found."""
         published, found = self.pool.published, []
+        dropped: set[int] | None = None
         for key in keys:
             page = published.get(key)
-            if page is None or page in self._dropped:
+            if page is None:
+                break
+            if dropped is None:
+                dropped = set(self.evicted)
+            if page in dropped:
                 break
             found.append(page)
         return found
@@ -87,7 +91,6 @@ class Draft:
         if len(taken) < count and not self._revived:
             found = list(islice(self._cached, count - len(taken)))
             self.evicted += found
-            self._dropped.update(found)
             taken += found
         while len(taken) < count:
             page = next(self._cached, None)
@@ -95,7 +98,6 @@ class Draft:
                 page = self._uncached.pop(0)
             if page not in self._revived:
                 self.evicted.append(page)
-                self._dropped.add(page)
                 taken.append(page)
         self.usable -= count
         return taken

@@ -17,6 +17,7 @@ from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
+from leftfold.fsm.turning import grow_pages
 from leftfold.fsm.validity import refuse_invalid
 
 _TRUE = b"\x01"
@@ -37,11 +38,12 @@ def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | No
         launch_control(state)
     joined = [_join(state, row) for row in plan.join] if plan.join else []
     for slots, pages in plan.grow:
-        _grow(state, as_list(slots), as_list(pages))
+        grow_pages(state, as_list(slots), as_list(pages))
     for _, _, pages in plan.evict:
         cached = state.pool.cached
-        if unused := [page for page in as_list(pages) if page in cached]:  # the rest was granted
-            state.pool.evict(unused)
+        dropped = as_list(pages)
+        if not cached.keys().isdisjoint(dropped):  # the rest was granted
+            state.pool.evict([page for page in dropped if page in cached])
     return _launch(state, plan, joined)
 
 
@@ -58,13 +60,15 @@ def _join(state: State, row: Join) -> Joined:
     request = state.live[row.rid, row.epoch, row.choice]
     pages, pool, size = [*as_list(row.pages[0])], state.pool, state.config.page_size
     shared = row.start // size
-    extend_keys(request.keys, request.root, request.tokens, shared, size)  # nobody may have decided here
     dequeue(state, request)
     state.waiting.joined(request)
-    drop_queue_deadline(state, request)
-    for page in pages[:shared]:
-        pool.share(page)
-    pool.grant(pages[shared:])
+    if request.queue_deadline_at:
+        drop_queue_deadline(state, request)
+    if shared:
+        extend_keys(request.keys, request.root, request.tokens, shared, size)  # nobody may have decided here
+        for page in pages[:shared]:
+            pool.share(page)
+    pool.grant(pages[shared:] if shared else pages)
     if request.cached < 0:
         request.cached = row.start
         if request.reads_cache:
@@ -76,23 +80,6 @@ def _join(state: State, row: Join) -> Joined:
         row.slot, row.rid, row.choice, row.start, request.prompt_len, request.tokens, tuple(pages), request.params,
         request.epoch, request.want,
     )  # fmt: skip
-
-
-def _grow(state: State, slots: list[int], pages: list[int]) -> None:
-    """Append one page to each row: per-row work only where a page is full, once in `page_size` steps."""
-    columns, size, by_slot = state.columns, state.config.page_size, state.by_slot
-    base, runway = columns.base, columns.runway
-    state.pool.grant(pages)
-    for slot, page in zip(slots, pages, strict=True):
-        seat = by_slot[slot]
-        assert seat is not None
-        held = seat.pages
-        held.append(page)
-        reach, last = len(held) * size, seat.last
-        runway[slot] = reach if reach < last else last
-        if seat.edge == reach:  # all before is committed; otherwise the commit that fills the page before turns to this
-            base[slot] = page * size - reach + size
-    state.at_edge = [slot for slot in state.at_edge if slot not in slots] if len(slots) < len(state.at_edge) else []
 
 
 def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
@@ -126,7 +113,7 @@ def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRo
             halted = halted[~over]
         state.at_edge += halted.tolist()
     if chunks:
-        planned_through(state, sorted([chunk.seat for chunk in chunks if chunk.samples], key=lambda seat: seat.order))
+        planned_through(state, [chunk.seat for chunk in chunks if chunk.samples])
     return StepRows(decode, starts, planned, inputs, chunks, state.config.page_size)
 
 
@@ -143,7 +130,7 @@ def _chunk_rows(state: State, plan: Plan) -> list[ChunkRow]:
     for slot, length, samples in plan.chunks:
         seat = state.by_slot[slot]
         assert seat is not None
-        start = int(state.columns.planned[slot])
+        start = state.columns.planned.item(slot)
         rows.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start : start + length]))
         state.columns.planned[slot] = start + length
     return rows

@@ -16,6 +16,9 @@ from leftfold.fsm.errors import InvariantViolation
 
 Entry = tuple[int, bytes, bytes | None]
 
+MANY = 16
+"""So many whole pages are copied by column; a few cost less one by one."""
+
 
 class PagePool:
     """Pages `0 … num_pages - 1` of one cache group on one tier.
@@ -102,18 +105,20 @@ class PagePool:
                 raise InvariantViolation(f"page {page} was released more often than it was held")
 
     def store(self, pages: Sequence[int], start: int, tokens: TokenArray) -> None:
-        """Mirror `tokens` at positions from `start` of a row that holds `pages`: whole pages at once."""
-        size, count = self.page_size, len(tokens)
-        number, within = divmod(start, size)
-        done = min(-start % size, count)  # of the page that is begun
-        if done:
-            self.tokens[pages[number], within : within + done] = tokens[:done]
-            number += 1
-        whole, rest = divmod(count - done, size)
-        if whole:
-            self.tokens[pages[number : number + whole]] = tokens[done : count - rest].reshape(whole, size)
-        if rest:
-            self.tokens[pages[number + whole], :rest] = tokens[count - rest :]
+        """Mirror `tokens` at positions from `start` of a row that holds `pages`: page by page, or many whole ones."""
+        size, raw, data = self.page_size, self.raw, tokens.tobytes()
+        done, count = 0, len(tokens)
+        while done < count:
+            number, within = divmod(start + done, size)
+            length = min(size - within, count - done)
+            if length == size and count - done >= MANY * size:
+                whole = (count - done) // size
+                length = whole * size
+                self.tokens[pages[number : number + whole]] = tokens[done : done + length].reshape(whole, size)
+            else:
+                at = (pages[number] * size + within) * 4
+                raw[at : at + length * 4] = data[done * 4 : (done + length) * 4]
+            done += length
 
     def publish(self, full: Iterable[tuple[int, bytes, bytes | None]]) -> None:
         """Make full pages findable: (page, key, key of the page before or None). Where a key is already published its

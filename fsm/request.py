@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from leftfold.events.plan import TokenArray
@@ -10,6 +11,12 @@ from leftfold.events.types import SamplingParams
 from leftfold.fsm.columns import WATCHED
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.policy import Rank
+
+
+@lru_cache(maxsize=64)
+def _stops(ids: tuple[int, ...]) -> tuple[frozenset[int], tuple[int, ...]]:
+    """The ids that end a request, and those of them that are watched by column; most requests have the same."""
+    return frozenset(ids), tuple([token for token in sorted({*ids}) if token < WATCHED])
 
 
 class Seat:
@@ -73,8 +80,7 @@ class Request:
         self.tokens = tokens
         self.prompt_len = len(tokens)
         self.params = params
-        self.stops = frozenset(params.stop_token_ids)
-        self.watched = tuple([token for token in sorted(self.stops) if token < WATCHED])
+        self.stops, self.watched = _stops(tuple(params.stop_token_ids))
         self.phase = None
         self.priority = 0
         self.tenant = ""

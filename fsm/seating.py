@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.request import Request, Seat
 from leftfold.fsm.rows import EMPTY
 from leftfold.fsm.state import State
+
+_order = attrgetter("order")
 
 
 def take_seat(state: State, request: Request, slot: int, pages: list[int], start: int) -> Seat:
@@ -25,8 +28,9 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
     state.by_slot[slot] = seat
     columns = state.columns
     columns.computed[slot] = columns.planned[slot] = start
-    columns.limit[slot] = seat.last
-    columns.runway[slot] = min(len(pages) * state.config.page_size, seat.last)
+    columns.limit[slot] = last = seat.last
+    reach = len(pages) * state.config.page_size
+    columns.runway[slot] = reach if reach < last else last
     if request.watched:
         columns.watch_for(request.watched, 1)
     state.prefilling[slot] = seat
@@ -35,7 +39,7 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
 
 def leave_rows(state: State, seats: Sequence[Seat]) -> None:
     """Take seats out of the rows; they keep what they own."""
-    rows = state.decoding
+    rows, columns = state.decoding, state.columns
     indices: list[int] = []
     for seat in seats:
         slot = seat.slot
@@ -43,16 +47,17 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
             index = rows.find(seat)
             assert index >= 0, f"slot {slot} holds no row"
             indices.append(index)
-            for noted in (state.at_edge, state.resting):
-                if slot in noted:
-                    noted.remove(slot)
+            if columns.planned.item(slot) >= columns.runway.item(slot):
+                (state.at_edge if slot in state.at_edge else state.resting).remove(slot)
     if indices:
         indices.sort()
         state.decoding = rows.without(indices)
 
 
 def planned_through(state: State, seats: list[Seat]) -> None:
-    """The last chunk of these rows (in join order) is planned: from now on they are planned to decode."""
+    """The last chunk of these rows is planned: from now on they are planned to decode."""
+    if len(seats) > 1:
+        seats.sort(key=_order)
     for seat in seats:
         del state.prefilling[seat.slot]
         note_runway(state, seat, seat.target)
@@ -89,7 +94,7 @@ def release(state: State, seat: Seat) -> None:
     request.seat = None
     slot = seat.slot
     state.by_slot[slot] = None
-    state.tenants.charge(request.tenant, int(state.columns.computed[slot]) - seat.start)
+    state.tenants.charge(request.tenant, state.columns.computed.item(slot) - seat.start)
     state.pool.release(seat.pages)
     state.free_slots.append(slot)
     if request.watched:
@@ -136,9 +141,10 @@ def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
     seat.edge = (number + 1) * size
     seat.final = seat.last if len(request.watched) == len(request.stops) else 0
     if seat.publishes:
-        extend_keys(request.keys, request.root, request.tokens, number, size)
+        if number > len(request.keys):
+            extend_keys(request.keys, request.root, request.tokens, number, size)
         seat.parent = request.keys[number - 1] if number else request.root
     columns.last[slot] = token
-    columns.alarm[slot] = min(seat.edge, seat.final)
+    columns.alarm[slot] = seat.edge if seat.edge < seat.final else seat.final
     if number < len(seat.pages):
         columns.base[slot] = (seat.pages[number] - number) * size

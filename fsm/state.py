@@ -162,7 +162,7 @@ class State:
 
     def flies(self, seat: Seat) -> bool:
         """Whether a step in flight computes something for `seat`."""
-        return bool(self.in_flight) and bool(self.columns.planned[seat.slot] > self.columns.computed[seat.slot])
+        return bool(self.in_flight) and self.columns.planned.item(seat.slot) > self.columns.computed.item(seat.slot)
 
     @property
     def wake_at(self) -> int | None:

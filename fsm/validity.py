@@ -114,16 +114,12 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
 
 
 def _plainly_usable(pool: PagePool, granted: list[int], evicted: list[int]) -> bool:
-    """The common case: free pages, and cached ones that are evicted, each once."""
-    if not set(map(type, evicted)) <= _INT or not set(map(type, granted)) <= _INT:
+    """The common case: free pages, then cached ones that are all evicted, each once."""
+    free = len(granted) - len(evicted)
+    if free < 0 or granted[free:] != evicted or not set(map(type, granted)) <= _INT:
         return False
-    dropped = set(evicted)
-    if len(dropped) < len(evicted) or not all(map(pool.cached.__contains__, evicted)):
-        return False
-    if granted == evicted:
-        return True
-    free = [page for page in granted if page not in dropped] if evicted else granted
-    return len(set(granted)) == len(granted) and all(map(pool.free.__contains__, free))
+    once = len(set(granted)) == len(granted)
+    return once and all(map(pool.cached.__contains__, evicted)) and all(map(pool.free.__contains__, granted[:free]))
 
 
 def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:

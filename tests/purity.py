@@ -12,7 +12,7 @@ PURE_STDLIB = {
 }  # fmt: skip
 PURE_EVENTS = {
     "leftfold.events", "leftfold.events.codec", "leftfold.events.digest", "leftfold.events.plan",
-    "leftfold.events.types",
+    "leftfold.events.quick", "leftfold.events.types",
 }  # fmt: skip
 IMPURE_EVENT_NAMES = {"EventLog"}
 

@@ -12,7 +12,7 @@ from leftfold.events.codec import plan_json
 from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, step
+from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, step, turning
 from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
@@ -35,6 +35,7 @@ class Core:
         self, *, vocab: int = 50, rigour: int = 1, checks: int = 1, routers: bool = True, **config: Any
     ) -> None:
         self.first_config = Config(**config)
+        turning.MANY = 1 if self.first_config.num_pages % 2 else 32  # few rows by column, too: it changes nothing
         self.vocab = vocab
         self.rigour = rigour
         self.checks = checks

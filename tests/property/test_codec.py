@@ -28,6 +28,7 @@ from leftfold.events import (
     SamplingParams,
     Started,
     Tick,
+    codec,
     decode,
     encode,
     same,
@@ -325,3 +326,15 @@ def test_a_record_with_anything_in_it_is_read_or_refused(event: Event, draw: st.
     except CodecError:
         return
     assert same(decode(orjson.loads(encode(back))), back)
+
+
+usual_params = st.builds(SamplingParams, max_tokens=counts, stop_token_ids=lists.map(tuple), seed=st.none() | counts)
+plain_admits = st.builds(Admit, t=counts, rid=texts, prompt=tokens, params=st.just(SamplingParams()) | usual_params | params)
+
+
+@given(plain_admits, st.none() | counts)
+def test_a_request_like_most_is_written_as_any_other(admit: Admit, seq: int | None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "_is_plain_admit", lambda admit: False)
+        field_by_field = encode(admit, seq)
+    assert encode(admit, seq) == field_by_field
