@@ -329,7 +329,7 @@ def test_a_record_with_anything_in_it_is_read_or_refused(event: Event, draw: st.
 
 
 usual_params = st.builds(SamplingParams, max_tokens=counts, stop_token_ids=lists.map(tuple), seed=st.none() | counts)
-plain_admits = st.builds(Admit, t=counts, rid=texts, prompt=tokens, params=st.just(SamplingParams()) | usual_params | params)
+plain_admits = st.builds(Admit, t=counts, rid=texts, prompt=tokens, params=usual_params | params)
 
 
 @given(plain_admits, st.none() | counts)
