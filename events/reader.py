@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections import deque
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import NamedTuple
 
 import orjson
@@ -49,15 +50,15 @@ def records_after(store: Readable, snapshot: Snapshot, tail: Tail) -> Iterator[R
     first = next(lines, None)
     if tail.first_seq > snapshot.seq + 1:
         raise SnapshotBad(f"{snapshot_name(snapshot.seq)} ends before the log begins, which is at {tail.first_seq}")
-    found, seq = tail.prev, tail.first_seq - 1
-    while first is not None and seq < snapshot.seq:
-        found, seq = int(first[8:16], 16), seq + 1
-        first = next(lines, None)
+    lines = lines if first is None else chain((first,), lines)
+    passed = deque(enumerate(islice(lines, snapshot.seq - tail.first_seq + 1), tail.first_seq), maxlen=1)
+    seq, last = passed[0] if passed else (tail.first_seq - 1, b"")
     if seq < snapshot.seq:
         raise SnapshotBad(f"{snapshot_name(snapshot.seq)} is ahead of the log, which ends at {max(0, seq)}")
+    found = int(last[8:16], 16) if last else tail.prev
     if found != snapshot.chain:
         raise SnapshotBad(f"{snapshot_name(snapshot.seq)} is of another log: record {snapshot.seq} differs")
-    return records_of(lines if first is None else chain((first,), lines), tail, seq + 1)
+    return records_of(lines, tail, seq + 1)
 
 
 def warn_torn(dropped: Dropped, what: str) -> None:
