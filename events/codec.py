@@ -217,11 +217,12 @@ def _is_id_array(tokens: Any) -> bool:
 
 def is_plain(done: ForwardDone) -> bool:
     """A result as executors give it: it can be encoded, and needs no look at its fields one by one."""
-    plain = _is_id_array(done.tokens)
-    whole = type(done.step) is int and _LEAST <= done.step <= _MOST
-    text = done.digest is None or type(done.digest) is str
-    alone = done.error is None and done.counts is None and not done.ended and not done.scores
-    return plain and whole and text and alone
+    step, digest = done.step, done.digest
+    if done.error is not None or done.counts is not None or done.ended or done.scores:
+        return False
+    if type(step) is not int or not 0 <= step <= _MOST or (digest is not None and type(digest) is not str):
+        return False
+    return _is_id_array(done.tokens)
 
 
 # Reading

@@ -56,7 +56,7 @@ def _part(name: bytes, content: bytes) -> tuple[bytes, bytes]:
 
 
 def _token_bytes(tokens: TokenArray) -> bytes:
-    return np.ascontiguousarray(tokens, _INT32).tobytes()
+    return tokens.tobytes() if tokens.dtype is _INT32 else np.asarray(tokens, _INT32).tobytes()
 
 
 def chain_digest(previous: str, plan: ExecutionPlan) -> str:

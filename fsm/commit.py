@@ -90,7 +90,7 @@ def _firsts(state: State, flight: InFlight, tokens: IntArray, counts: Sequence[i
 def _tokens(raw: object) -> IntArray | None:
     """Token ids as int64, None for what are none."""
     if isinstance(raw, np.ndarray) and raw.dtype == _INT32 and raw.ndim == 1:
-        return None if len(raw) and raw[raw.argmin()] < 0 else raw.astype(np.int64)
+        return None if len(raw) and raw.item(raw.argmin()) < 0 else raw.astype(np.int64)
     try:
         tokens = np.asarray(raw)
     except (TypeError, ValueError, OverflowError):

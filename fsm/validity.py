@@ -32,10 +32,11 @@ def refuse_invalid(state: State, plan: Plan) -> None:
     _check_step(state, plan)
     if plan.preempt:
         leaving += _preempted(state, plan, leaving)
-    if plan.join or plan.grow or plan.evict:
-        _check_pages(state, plan, leaving)
-    if plan.join or plan.chunks or state.prefilling:
-        _check_rows(state, plan, leaving)
+    joining = _joining(state, plan) if plan.join else []
+    if joining or plan.grow or plan.evict:
+        _check_pages(state, plan, leaving, joining)
+    if joining or plan.chunks or state.prefilling:
+        _check_rows(state, plan, leaving, joining)
     _check_decoding(state, plan, leaving)
 
 
@@ -99,16 +100,32 @@ def _seat(state: State, slot: int, field: str) -> Seat:
     return seat
 
 
-def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
+def _joining(state: State, plan: Plan) -> list[Request]:
+    """The requests that join: each waits, is named once and does not end."""
+    found: list[Request] = []
+    told = [(rid, epoch, choice) for rid, choice, _, epoch in plan.ends] if plan.ends else []
+    for row in plan.join:
+        request = state.live.get((row.rid, row.epoch, row.choice))
+        if request is None or request.seat is not None or request.key in told or not may_join(state, request):
+            raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
+        told.append(request.key)
+        found.append(request)
+    return found
+
+
+def _check_pages(state: State, plan: Plan, leaving: list[Seat], joining: list[Request]) -> None:
     """Every granted page is usable and granted once; every found page is published."""
     if len(plan.grow) > 1:
         raise PlanRefused(f"grow: {len(plan.grow)} groups, there is one")
     for tier, group, pages in plan.evict:
         if tier != "device" or group != 0:
             raise PlanRefused(f"evict: {pages} of tier {tier!r}, group {group}; there is one group on the device only")
-    granted = [*as_list(plan.grow[0].pages)] if plan.grow else []
+    granted = as_list(plan.grow[0].pages) if plan.grow else []
     evicted = as_list(plan.evict[0].pages) if len(plan.evict) == 1 else [p for row in plan.evict for p in row.pages]
-    found = _found(state, plan, granted) if plan.join else []
+    found: list[int] = []
+    if joining:
+        granted = granted.copy()
+        found = _found(state, plan, joining, granted)
     if leaving or found or not _plainly_usable(state.pool, granted, evicted):
         _check_pages_one_by_one(state, granted, evicted, found, leaving)
 
@@ -116,20 +133,17 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat]) -> None:
 def _plainly_usable(pool: PagePool, granted: list[int], evicted: list[int]) -> bool:
     """The common case: free pages, then cached ones that are all evicted, each once."""
     free = len(granted) - len(evicted)
-    if free < 0 or granted[free:] != evicted or not set(map(type, granted)) <= _INT:
+    if free < 0 or (granted[free:] if free else granted) != evicted or not set(map(type, granted)) <= _INT:
         return False
-    once = len(set(granted)) == len(granted)
-    return once and all(map(pool.cached.__contains__, evicted)) and all(map(pool.free.__contains__, granted[:free]))
+    if len(set(granted)) < len(granted) or not all(map(pool.cached.__contains__, evicted)):
+        return False
+    return not free or all(map(pool.free.__contains__, granted[:free]))
 
 
-def _found(state: State, plan: Plan, granted: list[int]) -> list[int]:
+def _found(state: State, plan: Plan, joining: list[Request], granted: list[int]) -> list[int]:
     """Pages that joins find in the prefix cache; those that they are granted are added to `granted`."""
     found: list[int] = []
-    ending = [(rid, epoch, choice) for rid, choice, _, epoch in plan.ends]
-    for row in plan.join:
-        request = state.live.get((row.rid, row.epoch, row.choice))
-        if request is None or request.seat is not None or request.key in ending:
-            raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
+    for row, request in zip(plan.join, joining, strict=True):
         if len(row.pages) != 1:
             raise PlanRefused(f"join: {row.rid!r} gets {row.pages}, pages of {len(row.pages)} groups")
         pages, shared = as_list(row.pages[0]), row.start // state.pool.page_size
@@ -184,32 +198,28 @@ def _twice(pages: list[int]) -> list[int]:
     return [page for page in dict.fromkeys(pages) if pages.count(page) > 1] if len(set(pages)) < len(pages) else []
 
 
-def _check_rows(state: State, plan: Plan, leaving: list[Seat]) -> None:
+def _check_rows(state: State, plan: Plan, leaving: list[Seat], joining: list[Request]) -> None:
     """Joins take free slots and waiting requests; chunks cover what is left of each prompt and no more."""
     remaining: dict[int, tuple[int, int]] = {}
     for seat in state.prefilling.values():
         remaining[seat.slot] = (int(state.columns.planned[seat.slot]), seat.target)
-    free, away = {*state.free_slots}, []
+    away, freed = [], []
     for seat in leaving:
         away.append(seat.slot)
         remaining.pop(seat.slot, None)
         if not state.flies(seat):
-            free.add(seat.slot)
-    size = state.config.page_size
-    seated: list[tuple[str, int, int]] = []
-    for row in plan.join:
-        request = state.live.get((row.rid, row.epoch, row.choice))
-        if request is None or request.seat is not None or request.key in seated or not may_join(state, request):
-            raise PlanRefused(f"join: {row.rid!r} (epoch {row.epoch}) is not waiting")
-        if row.slot not in free:
-            raise PlanRefused(f"join: slot {row.slot} is not free")
-        free.discard(row.slot)
-        seated.append(request.key)
-        if len(row.pages[0]) != demand(len(request.tokens), size):
-            raise PlanRefused(f"join: {row.rid!r} gets {row.pages} for {len(request.tokens)} tokens")
-        if row.start % size or not 0 <= row.start < len(request.tokens):
-            raise PlanRefused(f"join: start {row.start} of {row.rid!r}, which has {len(request.tokens)} tokens")
-        remaining[row.slot] = (row.start, len(request.tokens))
+            freed.append(seat.slot)
+    size, by_slot = state.config.page_size, state.by_slot
+    for row, request in zip(plan.join, joining, strict=True):
+        slot, start, tokens = row.slot, row.start, len(request.tokens)
+        there = type(slot) is int and 0 <= slot < len(by_slot) and slot not in remaining
+        if not there or (by_slot[slot] is not None and slot not in freed):
+            raise PlanRefused(f"join: slot {slot} is not free")
+        if len(row.pages[0]) != demand(tokens, size):
+            raise PlanRefused(f"join: {row.rid!r} gets {row.pages} for {tokens} tokens")
+        if start % size or not 0 <= start < tokens:
+            raise PlanRefused(f"join: start {start} of {row.rid!r}, which has {tokens} tokens")
+        remaining[slot] = (start, tokens)
     for slot, length, samples in plan.chunks:
         if slot not in remaining:
             if length or samples or slot in away or not _decodes(state, slot):
