@@ -171,18 +171,19 @@ def encode(event: Event, seq: int | None = None) -> bytes:
     t, kind = event.t, type(event)
     if type(t) is not int or not _LEAST <= t <= _MOST:
         _refuse(TAGS[kind], "t", t)
+    head = b'{"t":%d,' % t if seq is None else b'{"seq":%d,"t":%d,' % (seq, t)
     if type(event) is Tick:
-        plan = b"" if event.plan is None else b',"plan":' + plan_json(event.plan)
-        return b'%b"type":"tick"%b}' % (_ordinals(seq, t), plan)
+        plan = event.plan
+        return b'%b"type":"tick"}' % head if plan is None else b'%b"type":"tick","plan":%b}' % (head, plan_json(plan))
     if type(event) is ForwardDone and is_plain(event):
         return b'%b"type":"forward_done","step":%d,"tokens":%b%b}' % (
-            _ordinals(seq, t), event.step, orjson.dumps(event.tokens, _contiguous, _OPTIONS),
+            head, event.step, orjson.dumps(event.tokens, _contiguous, _OPTIONS),
             b"" if event.digest is None else b',"digest":' + orjson.dumps(event.digest),
         )  # fmt: skip
     if type(event) is Admit and _is_plain_admit(event):
         params = params_json(event.params)
         return b'%b"type":"admit","rid":%b,"prompt":%b%b}' % (
-            _ordinals(seq, t), orjson.dumps(event.rid), orjson.dumps(event.prompt, _contiguous, _OPTIONS),
+            head, orjson.dumps(event.rid), orjson.dumps(event.prompt, _contiguous, _OPTIONS),
             b"" if params == b"{}" else b',"params":' + params,
         )  # fmt: skip
     tag = TAGS[kind]
@@ -203,11 +204,6 @@ def plain_params(params: SamplingParams) -> dict[str, Any]:
     """Sampling parameters as the plain data that `decode_params` reads."""
     found: dict[str, Any] = orjson.loads(params_json(params))
     return found
-
-
-def _ordinals(seq: int | None, t: int) -> bytes:
-    """How a record begins."""
-    return b'{"t":%d,' % t if seq is None else b'{"seq":%d,"t":%d,' % (seq, t)
 
 
 def _is_id_array(tokens: Any) -> bool:

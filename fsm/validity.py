@@ -243,8 +243,8 @@ def _decodes(state: State, slot: int) -> bool:
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Rows that decode have room for their next token; limits of rows and tokens hold."""
-    needing, decoding = state.at_edge, len(state.decoding.seats)
-    idle = [slot for slot, length, _ in plan.chunks if not length] if plan.chunks else []
+    needing, decoding, chunks = state.at_edge, len(state.decoding.seats), plan.chunks
+    idle = [slot for slot, length, _ in chunks if not length] if chunks else ()
     if leaving or idle or state.resting:
         left = [seat.slot for seat in leaving]
         known = {*state.prefilling, *[row.slot for row in plan.join]}
@@ -261,8 +261,8 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     if needing != grown:
         raise PlanRefused(f"grow: slots {grown} get pages, slots {needing} need them")
     config = state.config
-    rows, tokens = decoding + len(plan.chunks), decoding
-    for _, length, _ in plan.chunks:
+    rows, tokens = decoding + len(chunks), decoding
+    for _, length, _ in chunks:
         tokens += length
     if rows > config.rows or tokens > config.max_batch_tokens:
         raise PlanRefused(f"step {plan.step}: {rows} rows with {tokens} tokens are over the limits")
