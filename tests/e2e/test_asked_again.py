@@ -118,8 +118,7 @@ def test_an_engine_dies_and_those_who_ask_again_join(server: ServerProcess, fold
         assert len(admitted(folder)) == len(set(admitted(folder))) == 7
 
 
-@pytest.mark.parametrize("durability", ["async", "strict"])
-@pytest.mark.parametrize("held", [True, False])
+@pytest.mark.parametrize(("durability", "held"), [("async", True), ("strict", False)])
 def test_a_server_dies_and_those_who_ask_again_find_their_answers(folder: Path, durability: str, held: bool) -> None:
     """`held`: before the first token of any answer, so that no client has an id."""
     port, numbers, hold = free_port(), range(len(ASKED)), folder / "hold"
