@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -36,8 +37,8 @@ async def chat_completions(request: Request) -> Response:
         job = await chat_job(body, state.serving(), state.options.max_n)
         tokenizer = state.serving().tokenizer
         terms = terms_of(job, "chat", include_usage=body.include_usage, include_ids=body.include_ids)
-        scored = body.logprobs
-        return Answer(state, job, terms, lambda: ChatShape(ChatScores(tokenizer) if scored else None, job.token_ids))
+        scored, token_ids = body.logprobs, job.token_ids  # all that is kept of the request for as long as its answer
+        return Answer(state, job, terms, lambda: ChatShape(ChatScores(tokenizer) if scored else None, token_ids))
 
     return await answered(request, data, body.stream, make)
 
@@ -52,12 +53,9 @@ async def completions(request: Request) -> Response:
     async def make() -> Answer:
         job = await completion_job(body, state.serving(), state.options.max_n)
         echoes = await _echoes(state, body.prompt, job.n) if body.echo else []
-        scored = body.logprobs is not None
         terms = terms_of(job, "text", echoes=echoes, include_usage=body.include_usage, include_ids=body.include_ids)
-        return Answer(
-            state, job, terms,
-            lambda: TextShape(echoes, _text_scores(state, job, echoes) if scored else (), job.token_ids),
-        )  # fmt: skip
+        scores = partial(_text_scores, state, job, echoes) if body.logprobs is not None else tuple
+        return Answer(state, job, terms, partial(_text_shape, echoes, scores, job.token_ids))
 
     return await answered(request, data, body.stream, make)
 
@@ -76,6 +74,11 @@ async def read_again(request: Request, name: str) -> Response:
     shape = kept.shape() if kept.shape is not None else shape_of(kept.terms)
     kept.join()
     return EventStream(chunk_frames(kept.terms, state.model_name, shape, reading, have), kept.part)
+
+
+def _text_shape(echoes: Sequence[str], scores: Callable[[], Sequence[TextScores]], token_ids: bool) -> TextShape:
+    """`scores` holds on to the prompts where they are wanted; nothing else does for as long as the answer is kept."""
+    return TextShape(echoes, scores(), token_ids)
 
 
 def _text_scores(state: ServerState, job: Job, echoes: Sequence[str]) -> list[TextScores]:
