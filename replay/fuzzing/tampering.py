@@ -107,8 +107,12 @@ def over_budget(plan: Plan, state: State) -> Plan | None:
 
 
 def _tokens(plan: Plan, state: State) -> int:
-    """Tokens that a plan computes at most."""
-    return len(state.decoding) + sum(chunk.length for chunk in plan.chunks)
+    """Tokens that a plan computes."""
+    idle = [chunk.slot for chunk in plan.chunks if not chunk.length]
+    ending = [state.live[rid, epoch, choice].seat for rid, choice, _, epoch in plan.ends]
+    away = {*plan.preempt, *idle, *(seat.slot for seat in ending if seat is not None)}
+    decoding = [seat for seat in state.decoding.seats if seat.slot not in away]
+    return len(decoding) + sum(chunk.length for chunk in plan.chunks)
 
 
 def victim_twice(plan: Plan, state: State) -> Plan | None:
