@@ -313,6 +313,11 @@ class World(Core):
         if not whole:
             self.pages.lose()
 
+    def _flushed(self) -> None:
+        """A flush that waited behind a call that the start ends takes effect with the start."""
+        super()._flushed()
+        self._findable = {}
+
     def _kept(self) -> None:
         found = self.state.pool.published
         if found != self._findable:
