@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
+from sys import byteorder
 from typing import Any
 from zlib import crc32
 
@@ -36,13 +37,11 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, version:
     `version`: of its weights; the tokens are those of a request that sees no other.
     """
     crc = crc32(array("i", prompt), crc32(version.encode()))
-    length = len(prompt)
     tokens: list[int] = []
-    for _ in range(count):
+    for length in range(len(prompt), len(prompt) + count):
         token = _next_token(crc, length, vocab_size)
         tokens.append(token)
-        crc = crc32(array("i", (token,)), crc)
-        length += 1
+        crc = crc32(token.to_bytes(4, byteorder), crc)
     return tokens
 
 
@@ -119,7 +118,8 @@ class OracleExecutor:
             self._apply_deltas(plan)
             if plan.voids < self._failures:
                 return void(plan, digest)
-            controls += [self._control(op) for op in plan.ops if isinstance(op, Control)]
+            if plan.ops:
+                controls += [self._control(op) for op in plan.ops if isinstance(op, Control)]
             if self._planned_failure is not None:
                 (text, rows), self._planned_failure = self._planned_failure, None
                 raise RowError(text, rows)

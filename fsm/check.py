@@ -20,14 +20,16 @@ def check(state: State, thorough: bool = True) -> None:
     Not `thorough`: only what costs less than an event, so that it can be looked at after every one. Hence whole lists
     are compared where that can tell that nothing is wrong, and single pages are looked for only to say which.
     """
-    seats = [*state.decoding.seats, *state.prefilling.values(), *state.stopping]
+    seats, in_flight = state.decoding.seats, state.in_flight
+    if state.prefilling or state.stopping:
+        seats = [*seats, *state.prefilling.values(), *state.stopping]
     _check_pages(state, _check_slots(state, seats))
     if seats:
         _check_rows(state)
     elif state.at_edge or state.resting:
         raise InvariantViolation(f"nobody runs, but {state.at_edge} and {state.resting} are noted")
     _check_requests(state)
-    if state.in_flight or state.stopping:
+    if in_flight or state.stopping:
         _check_in_flight(state)
     if thorough:
         audit(state)
@@ -54,25 +56,22 @@ def _check_pages(state: State, held: list[int]) -> None:
     """free + cached + held = pool, page by page; keys and published pages are one to one."""
     pool = state.pool
     free, cached, refs, keys, published = pool.free, pool.cached, pool.refs, pool.keys, pool.published
-    distinct = dict.fromkeys(held)
-    if len(distinct) != len(held) or [*map(refs.__getitem__, held)].count(1) != len(held):
-        _check_counts(held, refs)
-    unheld = len(refs) - len(distinct)
-    if refs.count(0) != unheld:
-        _check_counts(held, refs)
+    count, key_of = len(held), keys.__getitem__
+    unheld = refs.count(0)
+    alone = unheld + count == len(refs) == unheld + len({*held})
+    if not alone or [*map(refs.__getitem__, held)].count(1) != count:
+        _check_counts(held, refs)  # pages are shared, or refs are wrong
     if len(free) + len(cached) != unheld:
         raise InvariantViolation(f"{len(free)} free + {len(cached)} cached pages, {unheld} are not held")
-    if not free.keys().isdisjoint(held) or not cached.keys().isdisjoint(held):
+    if not free.keys().isdisjoint(held) or (cached and not cached.keys().isdisjoint(held)):
         raise InvariantViolation(f"held pages {[page for page in held if page in free or page in cached]} are unheld")
     keyed = len(keys) - keys.count(None)
-    if keyed != len(published) or (keyed and [*map(keys.__getitem__, published.values())] != [*published]):
+    if keyed != len(published) or (keyed and [*map(key_of, published.values())] != [*published]):
         wrong = [page for key, page in published.items() if keys[page] != key]
         raise InvariantViolation(f"{keyed} pages have keys, {len(published)} are published, {wrong} under other keys")
-    if not keyed and not cached:
-        return
-    if None in map(keys.__getitem__, cached):
+    if cached and None in map(key_of, cached):
         raise InvariantViolation(f"cached pages {[page for page in cached if keys[page] is None]} are not findable")
-    if any(map(keys.__getitem__, free)):
+    if keyed and any(map(key_of, free)):
         raise InvariantViolation(f"free pages {[page for page in free if keys[page] is not None]} are findable")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from leftfold.fsm import Effects, FinishReason, Output
+from leftfold.fsm.effects import Outputs, TokenBatch
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
 
@@ -52,22 +53,49 @@ class Audience:
 
     def hear(self, effects: Effects, version: str) -> None:
         """Tell every client what the effects hold for it; `version`: of the weights. Raises `Violation`."""
-        live = self.live
-        for output in effects.outputs:
-            key = (output.rid, output.epoch, output.choice)
-            client = live.get(key)
-            if client is None:
-                raise Violation("after-end", f"{key} is over, or was never admitted, and hears {output}")
-            if output.version != version:
-                raise Violation("version", f"{output}, but the weights are {version!r}")
-            if not output.tokens:
-                self._hear_end(client, output)
-            elif not client.hear_token(output):
-                continue
-            self.ended[key] = output
-            del live[key]
+        outputs = effects.outputs
+        for part in outputs.parts if isinstance(outputs, Outputs) else outputs:
+            if part.version != version:
+                raise Violation("version", f"{[*effects.outputs]}, but the weights are {version!r}")
+            if isinstance(part, Output):
+                self._hear_output(part)
+            elif part.ended:
+                for output in part:
+                    self._hear_output(output)
+            else:
+                self._hear_batch(part)
         if self._must:
             raise Violation("not-ended", f"{list(self._must)} had to end")
+
+    def _hear_batch(self, batch: TokenBatch) -> None:
+        """Tokens that end nobody, as columns: that is most of them, and rows would take their time."""
+        live = self.live
+        for seat, position, token in zip(batch.seats, batch.positions.tolist(), batch.tokens.tolist(), strict=True):
+            client = live.get(seat.request.key)
+            if client is None:
+                raise Violation("after-end", f"{seat.request.key} is over, or was never admitted, and hears {token}")
+            reason = client.hear_token(position, token)
+            if reason is not None:
+                raise Violation("finish-reason", f"{client.key} goes on after token {client.heard}, expected {reason}")
+
+    def _hear_output(self, output: Output) -> None:
+        key = (output.rid, output.epoch, output.choice)
+        client = self.live.get(key)
+        if client is None:
+            raise Violation("after-end", f"{key} is over, or was never admitted, and hears {output}")
+        if output.tokens:
+            (token,) = output.tokens
+            reason = client.hear_token(output.position, token)
+            if output.finish_reason != reason:
+                told = output.finish_reason
+                raise Violation("finish-reason", f"{key} got {told} with token {client.heard}, expected {reason}")
+            if reason is None:
+                return
+            client.check_usage(output, client.heard)
+        else:
+            self._hear_end(client, output)
+        self.ended[key] = output
+        del self.live[key]
 
     def _hear_end(self, client: Client, output: Output) -> None:
         """A terminal output without tokens."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from leftfold.events import SamplingParams
 from leftfold.fsm import FinishReason, Output
+from leftfold.fsm.effects import LENGTH, STOP
 from leftfold.replay.fuzzing.errors import Violation
 
 Key = tuple[str, int, int]
@@ -23,7 +24,7 @@ class Client:
     """
 
     __slots__ = (
-        "cache", "deadline_at", "failures", "heard", "key", "limit", "min_tokens", "preemptions", "priority", "prompt",
+        "cache", "deadline_at", "failures", "heard", "key", "limit", "min_tokens", "priority", "prompt", "prompt_len",
         "queue_deadline_at", "salt", "serial", "stops", "tenant", "tokens",
     )  # fmt: skip
 
@@ -33,6 +34,7 @@ class Client:
         self.key = key
         self.serial = serial
         self.prompt = prompt
+        self.prompt_len = len(prompt)
         self.tokens = tokens
         self.heard = 0
         self.stops = frozenset(params.stop_token_ids)
@@ -40,7 +42,6 @@ class Client:
         self.limit = limit
         self.deadline_at = 0
         self.queue_deadline_at = 0
-        self.preemptions = 0
         self.failures = 0
         self.priority = 0
         self.tenant = self.salt = ""
@@ -49,7 +50,7 @@ class Client:
     @property
     def known(self) -> int:
         """Tokens it has, its prompt included."""
-        return len(self.prompt) + self.heard
+        return self.prompt_len + self.heard
 
     @property
     def context(self) -> list[int]:
@@ -62,37 +63,24 @@ class Client:
             return self.deadline_at or self.queue_deadline_at
         return min(self.deadline_at, self.queue_deadline_at)
 
-    def hear_token(self, output: Output) -> bool:
-        """Take a token that came; whether it must have been, and was, the last one. Raises `Violation`."""
+    def hear_token(self, position: int, token: int) -> FinishReason | None:
+        """Take a token that came; why it must be the last one, None if it must not. Raises `Violation`."""
         heard = self.heard
-        if output.position != len(self.prompt) + heard:
-            raise Violation("order", f"{self.key} heard position {output.position}, expected {self.known}")
-        (token,) = output.tokens
+        if position != self.prompt_len + heard:
+            raise Violation("order", f"{self.key} heard position {position}, expected {self.known}")
         if token != self.tokens[heard]:
-            raise Violation(
-                "wrong-token", f"{self.key} heard {token} at position {output.position}, expected {self.tokens[heard]}"
-            )
-        self.heard = heard + 1
-        self.preemptions = 0
-        reason = self._reason(token)
-        if output.finish_reason != reason:
-            raise Violation(
-                "finish-reason", f"{self.key} got {output.finish_reason} with token {self.heard}, expected {reason}"
-            )
-        if reason is not None:
-            self.check_usage(output, self.heard)
-        return reason is not None
-
-    def _reason(self, token: int) -> FinishReason | None:
-        if token in self.stops and self.heard >= self.min_tokens:
-            return FinishReason.STOP
-        return FinishReason.LENGTH if self.known >= self.limit else None
+            expected = self.tokens[heard]
+            raise Violation("wrong-token", f"{self.key} heard {token} at position {position}, expected {expected}")
+        self.heard = heard = heard + 1
+        if token in self.stops and heard >= self.min_tokens:
+            return STOP
+        return LENGTH if position + 1 >= self.limit else None
 
     def check_usage(self, output: Output, counted: int) -> None:
         """A terminal output counts what was heard, and never as cached what had to be computed."""
         usage = output.usage
-        if usage is None or usage[:2] != (len(self.prompt), counted) or not 0 <= usage.cached_tokens < len(self.prompt):
-            raise Violation("usage", f"{self.key} ended with {usage}, expected {len(self.prompt)} and {counted}")
+        if usage is None or usage[:2] != (self.prompt_len, counted) or not 0 <= usage.cached_tokens < self.prompt_len:
+            raise Violation("usage", f"{self.key} ended with {usage}, expected {self.prompt_len} and {counted}")
 
     def save(self) -> tuple[Any, ...]:
         """What changes as it hears; for `restore`."""
@@ -104,5 +92,5 @@ class Client:
             setattr(self, name, value)
 
 
-_CHANGING = ("tokens", "heard", "limit", "deadline_at", "queue_deadline_at", "preemptions", "failures")
+_CHANGING = ("tokens", "heard", "limit", "deadline_at", "queue_deadline_at", "failures")
 _changing = attrgetter(*_CHANGING)

@@ -13,6 +13,7 @@ from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, step, turning
+from leftfold.fsm.check import check
 from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
@@ -74,17 +75,18 @@ class Core:
 
     def take(self, event: Event, plan: Plan | None = None) -> Effects:
         """Log and apply one event and check the state: everything that happens, happens here."""
-        self.log.append(event)
-        effects = apply(self.state, event, plan)
-        if self.checks == 1 or len(self.log) % self.checks == 0:
-            self.state.check(thorough=2 * len(self.log) % self.rigour < 2 * self.checks)
+        log, state, checks = self.log, self.state, self.checks
+        log.append(event)
+        effects = apply(state, event, plan)
+        if checks == 1 or len(log) % checks == 0:
+            check(state, 2 * len(log) % self.rigour < 2 * checks)
         return effects
 
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
         """Take one event and let everybody hear. Raises what is wrong."""
         effects = self.take(event, plan)
-        desk, state = self.desk, self.state
-        self.audience.hear(effects, desk.version)
+        desk, state, audience = self.desk, self.state, self.audience
+        audience.hear(effects, desk.version)
         if effects.plan is not None:
             self._launch(effects.plan)
         if desk.queue or desk.gate is not Gate.RUNNING:
@@ -98,8 +100,9 @@ class Core:
                 self.router.hear(effects.kv_events, state)
             if len(self.log) % self.rigour == 0:
                 self.router.compare(state)
-        if (self.audience.hurried or effects.wake_at is not None or desk.closing_at) and effects.wake_at != self._due():
-            raise Violation("wake-at", f"{effects.wake_at}, but the next deadline is {self._due()}")
+        wake_at = effects.wake_at
+        if (audience.hurried or wake_at is not None or desk.closing_at) and wake_at != self._due():
+            raise Violation("wake-at", f"{wake_at}, but the next deadline is {self._due()}")
         return effects
 
     def _flushed(self) -> None:
