@@ -32,6 +32,7 @@ FIELDS: dict[str, Sequence[dict[str, Any]]] = {
     ),
     "Reconfigure": (
         {"set": {"max_running": 1}},
+        {"set": {"max_running": 2, "policy": "sjf"}},
         {"set": {"max_running": 4, "max_batch_tokens": 8}},
         {"set": {"policy": "priority", "max_chunk_tokens": 2}},
         {"set": {"policy": "edf"}},

@@ -84,6 +84,7 @@ class Core:
 
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
         """Take one event and let everybody hear. Raises what is wrong."""
+        rows = self._rows() if self.desk.queue else ()
         effects = self.take(event, plan)
         desk, state, audience = self.desk, self.state, self.audience
         audience.hear(effects, desk.version)
@@ -91,6 +92,8 @@ class Core:
             self._launch(effects.plan)
         if desk.queue or desk.gate is not Gate.RUNNING:
             desk.settle(len(self.flights), self.clients)
+            if desk.changes:
+                self._reconfigured(rows)
         if effects.acks or desk.due or state.gate is not desk.gate:
             desk.check(effects.acks, state.gate)
             if desk.flushed:
@@ -104,6 +107,19 @@ class Core:
         if (audience.hurried or wake_at is not None or desk.closing_at) and wake_at != self._due():
             raise Violation("wake-at", f"{wake_at}, but the next deadline is {self._due()}")
         return effects
+
+    def _rows(self) -> list[Client]:
+        """Who runs."""
+        seats = [seat for seat in self.state.by_slot if seat is not None]
+        return [self.clients[seat.request.key] for seat in seats if seat.request.key in self.clients]
+
+    def _reconfigured(self, before: Sequence[Client]) -> None:
+        """Of the rows there were `before` other limits, the best ranked stay, as many as there may be."""
+        changes, self.desk.changes = self.desk.changes, 0
+        rows = self._rows()
+        if changes == 1:
+            lost = [client for client in before if client not in rows and client.key in self.clients]
+            self.turns.look_at_rows(self.config, rows, lost)
 
     def _flushed(self) -> None:
         """Nothing that was cached may be found any more."""

@@ -68,6 +68,7 @@ class Desk:
         self.posted = 0
         self.answered: dict[str, Ack] = {}
         self.flushed = False  # what was cached is not to be found after the event at hand
+        self.changes = 0  # of limits with the event at hand
 
     def save(self) -> dict[str, Any]:
         """The whole account, for `restore`."""
@@ -254,6 +255,7 @@ class Desk:
             if any(name in FIXED for name in event.set):
                 return False
             self.config = replace(self.config, **event.set)
+            self.changes += 1
         except (ConfigError, TypeError):
             return False
         return True

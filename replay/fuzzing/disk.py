@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
+from leftfold.events.framing import REST, frame
 from leftfold.events.stores import segment_name, snapshot_name
 
 BLOCK = 64
 """Bytes that a disk loses, exchanges or returns stale as one; small, since the logs of a run are small."""
 
-DAMAGES: Sequence[str] = ("flip", "zeros", "misdirected", "exchanged", "cut", "lost", "doubled")
-"""What may become of bytes at rest."""
+DAMAGES: Sequence[str] = ("flip", "zeros", "misdirected", "exchanged", "cut", "lost", "doubled", "taken out")
+"""What may become of bytes at rest; the last: somebody took a record out, and chained those behind it anew."""
 
 
 @dataclass(slots=True)
@@ -128,6 +129,23 @@ class SimDisk:
             line = content.find(b"\n", offset) + 1
             if end := content.find(b"\n", line) + 1:
                 content[end:end] = content[line:end]
+        elif kind == "taken out" and name in self.files:
+            _take_out(content, offset)
+
+
+def _take_out(content: bytearray, offset: int) -> None:
+    """The record after the line at `offset` is gone, and no checksum says so."""
+    first = content.find(b"\n", offset) + 1
+    after = content.find(b"\n", first) + 1
+    if not first or not after:
+        return
+    before = content.rfind(b"\n", 0, first - 1) + 1
+    crc, lines = int(content[before + 8 : before + 16], 16), content[after:].splitlines(keepends=True)
+    del content[first:]
+    for line in lines:
+        if line.endswith(b"\n"):
+            line, crc = frame(b"{" + line[REST:-1], crc)
+        content += line
 
 
 class DiskStore:

@@ -100,10 +100,10 @@ ODD_ADMITS: Sequence[str] = (*_PROMPTS, *_PARAMS, *_FIELDS)
 """Kinds of requests that no engine takes."""
 
 
-def odd_admit(kind: str, t: int, config: Config) -> Admit:
+def odd_admit(kind: str, t: int, config: Config, rid: str, epoch: int) -> Admit:
     """A request of one of `ODD_ADMITS`."""
-    prompt = _PROMPTS[kind](config) if kind in _PROMPTS else [1]
-    return Admit(t=t, rid="odd", prompt=prompt, params=_PARAMS.get(kind, SamplingParams()), **_FIELDS.get(kind, {}))
+    prompt, params = _PROMPTS[kind](config) if kind in _PROMPTS else [1], _PARAMS.get(kind, SamplingParams())
+    return Admit(t=t, rid=rid, epoch=epoch, prompt=prompt, params=params, **_FIELDS.get(kind, {}))
 
 
 SPOILS: Sequence[str] = ("digest", "count", "counts", "range", "text", "order")

@@ -6,6 +6,7 @@ Each run draws its own rates (most faults are off in most runs), so that rare si
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from random import Random
 from typing import Any
@@ -21,6 +22,10 @@ from leftfold.replay.fuzzing.world import Command, World
 RIDS = "abcdefgh"
 THEMED = 0.3
 """How many runs are about faults that belong together, which chance alone would rarely bring into one run."""
+HURRIED = 0.15
+"""In how many runs every other request has a deadline."""
+FEW = 4
+"""Steps at once at most, where much may happen between them."""
 FAR = 1 << 40
 """µs by which a clock may jump."""
 
@@ -44,14 +49,20 @@ class Rules:
         self.bases = [[rng.randrange(vocab) for _ in range(longest)] for _ in range(rng.choice((1, 1, 2, 3)))]
         self.habits = habits(rng)
         self.tenants = config["policy"] == "fair" and rng.random() < 0.8
+        self.hurried = rng.random() < HURRIED
         self.classes = config["policy"] == "priority" and rng.random() < 0.8
         self.rids = [*RIDS, *(f"r{number}" for number in range(self.habits.rids - len(RIDS)))][: self.habits.rids]
         known = {**_FAULTS, **_DISK_FAULTS} if "sync_every" in config else _FAULTS
-        theme = rng.choice(_THEMES) if rng.random() < THEMED else {}
+        theme = rng.choice(_THEMES) if rng.random() < THEMED else None
         faulty: dict[Rule, float] = {}
         faulty |= {rule: self._rate(rate) for rule, rate in known.items() if rng.random() < self.habits.faults}
-        faulty |= {rule: self._rate(rate) for rule, rate in theme.items()}
-        self.controls = rng.choice(CALLS[1:] if Rules.control in theme else CALLS)
+        self.controls = rng.choice(CALLS)
+        self.themed = theme is not None
+        if theme is not None:
+            faulty |= {rule: self._rate(rate) for rule, rate in theme.rates.items()}
+            self.controls = theme.calls or rng.choice(CALLS[1:])
+            crowd, stride = max(self.habits.crowd, theme.crowd), min(self.habits.stride, theme.stride)
+            self.habits = replace(self.habits, crowd=crowd, stride=stride)
         work = {rule: self._rate(rate) for rule, rate in _WORK.items()}
         self.rules: list[Rule] = [*work, *faulty]
         self.scale = list(accumulate([*work.values(), *faulty.values()]))
@@ -63,13 +74,16 @@ class Rules:
     def next(self, world: World) -> Command:
         """The next command, perhaps chosen by looking at the world."""
         state = world.state
-        if (not state.executor_present or state.gate is Gate.STOPPED) and self.rng.random() < 0.5:
+        if (not state.executor_present or state.gate is Gate.STOPPED) and self.rng.random() < 0.4:
             return self.start(world)
         if (world.desk.asleep or state.gate is Gate.PAUSED) and self.rng.random() < 0.25:
             return self.let_go(world)
+        if state.gate is Gate.CLOSING and self.rng.random() < 0.2:
+            return self.shutdown(world)
         crowd = self.habits.crowd + (state.gate is Gate.DRAINING)
         if len(world.clients) < crowd and state.gate in (Gate.RUNNING, Gate.DRAINING):
-            return self.admit(world)
+            if not self.themed or self.rng.random() < 0.5:
+                return self.admit(world)
         at = self.rng.random() * self.scale[-1]
         for rule, bound in zip(self.rules, self.scale, strict=True):
             if at < bound:
@@ -82,7 +96,9 @@ class Rules:
     # Work
 
     def steps(self, world: World) -> Command:
-        return ("steps", {"count": 1 + self._below(self.habits.stride)})
+        """Many at once, but few where the engine is on its way to another state, which has to last for a while."""
+        calm = world.state.gate is Gate.RUNNING and not world.desk.queue
+        return ("steps", {"count": 1 + self._below(self.habits.stride if calm else FEW)})
 
     def tick(self, world: World) -> Command:
         return ("tick", {})
@@ -98,6 +114,8 @@ class Rules:
         request["max_tokens"] = 1 + self._below(min(self.habits.answer, room + 2))
         if self.rng.random() < self.habits.garnish:
             self._garnish(request)
+        if self.hurried and self.rng.random() < 0.5:
+            self._hurry(request, 60)
         if self.tenants:
             request["tenant"] = self.rng.choice("xyz")
         if self.classes:
@@ -134,7 +152,10 @@ class Rules:
         elif which < 0.9:
             request["n"] = 2 + self._below(2)
         else:
-            request[rng.choice(("deadline", "queue_deadline"))] = 1 + self._below(30)
+            self._hurry(request, 30)
+
+    def _hurry(self, request: dict[str, Any], most: int) -> None:
+        request[self.rng.choice(("deadline", "queue_deadline"))] = 1 + self._below(most)
 
     # What goes wrong
 
@@ -191,10 +212,13 @@ class Rules:
         return {name: self.draw(self.rng)[name]}
 
     def shutdown(self, world: World) -> Command:
-        return ("shutdown", {"deadline": self.rng.choice((0, 0, 20))})
+        return ("shutdown", {"deadline": self.rng.choice((0, 0, 5, 20, 60))})
 
     def odd_admit(self, world: World) -> Command:
-        return ("odd_admit", {"kind": self.rng.choice(ODD_ADMITS)})
+        command: dict[str, Any] = {"kind": self.rng.choice(ODD_ADMITS)}
+        if self.rng.random() < 0.5:
+            command |= {"rid": self.rng.choice(self.rids), "epoch": self._below(3)}
+        return ("odd_admit", command)
 
     def stray(self, world: World) -> Command:
         return ("stray", {"kind": self.rng.choice(list(STRAYS))})
@@ -207,7 +231,9 @@ class Rules:
 
     def let_go(self, world: World) -> Command:
         """Wake or resume."""
-        return ("control", {"kind": "Wake" if world.desk.asleep else "Resume"})
+        if not world.desk.asleep:
+            return ("control", {"kind": "Resume"})
+        return ("control", {"kind": "Wake", **(self.rng.choice(FIELDS["Wake"]) if self.rng.random() < 0.3 else {})})
 
     def late_done(self, world: World) -> Command:
         return ("done", {"late": True})
@@ -291,13 +317,32 @@ _FAULTS = {
     Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 1, Rules.copy: 0.3, Rules.late_done: 0.5,
     Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
 }  # fmt: skip
-_THEMES: Sequence[Mapping[Rule, float]] = (
-    {Rules.control: 6, Rules.tick: 4, Rules.late_done: 1, Rules.late_ends: 1, Rules.refused_operation: 1},
-    {Rules.control: 6, Rules.tick: 4, Rules.shutdown: 2, Rules.wait: 3, Rules.start: 1},
-    {Rules.control: 4, Rules.lose: 1, Rules.start: 4, Rules.fail: 2},
-    {Rules.fail: 5, Rules.tick: 2, Rules.spoiled: 1, Rules.stray_done: 1, Rules.lose: 1, Rules.abort_in_flight: 4},
-    {Rules.abort: 5, Rules.abort_in_flight: 5, Rules.wait: 3, Rules.odd_admit: 2},
-)
+
+
+@dataclass(frozen=True, slots=True)
+class Theme:
+    """What a run is about. `rates`: of faults that belong together; `calls`: kinds of control calls (none: drawn);
+    `crowd`: requests that live at once, at least; `stride`: steps at once, at most.
+    """
+
+    rates: Mapping[Rule, float]
+    calls: Sequence[str] = ()
+    crowd: int = 1
+    stride: int = 48
+
+
+_THEMES: Sequence[Theme] = (
+    Theme({Rules.control: 6, Rules.tick: 4, Rules.late_done: 1, Rules.late_ends: 1, Rules.refused_operation: 1}),
+    Theme({
+        Rules.control: 6, Rules.tick: 4, Rules.shutdown: 2, Rules.wait: 3, Rules.start: 1, Rules.late_done: 3,
+    }),
+    Theme({Rules.control: 8, Rules.tick: 4}, calls=("Reconfigure",), crowd=4, stride=16),
+    Theme({Rules.control: 4, Rules.lose: 3, Rules.start: 3, Rules.fail: 2, Rules.tick: 3}),
+    Theme({
+        Rules.fail: 5, Rules.tick: 2, Rules.spoiled: 1, Rules.stray_done: 1, Rules.lose: 1, Rules.abort_in_flight: 4,
+    }),
+    Theme({Rules.abort: 5, Rules.abort_in_flight: 5, Rules.wait: 3, Rules.odd_admit: 2}),
+)  # fmt: skip
 _DISK_FAULTS = {
     Rules.flush: 1, Rules.sync: 1, Rules.snapshot: 1, Rules.lying_disk: 0.3, Rules.full_disk: 0.5, Rules.space: 0.5,
     Rules.clock_back: 0.3, Rules.crash: 3, Rules.damage: 2,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from leftfold.events import ExecutionPlan, Plan
-from leftfold.fsm import State
+from leftfold.fsm import Config, State
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
 from leftfold.replay.fuzzing.looks import client_in
@@ -54,6 +54,15 @@ class Turns:
             self._look_at_prefixes(state, joined[0], left)
         elif left and policy == "fair":
             self._look_at_shares(state, joined[0], left)
+
+    def look_at_rows(self, config: Config, rows: Sequence[Client], lost: Sequence[Client]) -> None:
+        """After other limits: `rows` run on, those that have `lost` their seat had worse places. Raises `Violation`."""
+        place = PLACES.get(config.policy, PLACES["fcfs"])
+        if not rows or not lost:
+            return
+        last, best = max(rows, key=place), min(lost, key=place)
+        if place(last) > place(best) or len(rows) < config.rows:
+            raise Violation("victim", f"{best.key} loses its seat by other limits, {last.key} stays ({len(rows)} rows)")
 
     def _look_at_victims(
         self, state: State, policy: str, plan: Plan, clients: Mapping[Key, Client], line: Sequence[Client]

@@ -25,6 +25,7 @@ from leftfold.events import (
 )
 from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Config, FinishReason, Gate, PlanRefused, State, apply, decide
+from leftfold.fsm.state import KEPT_FINISHED
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.core import Core
 from leftfold.replay.fuzzing.desk import SHUT, STRICTER
@@ -103,14 +104,18 @@ class World(Core):
         if self.shares is not None:
             self.shares.arrived(self.state, tenant, n)
 
-    def odd_admit(self, kind: str) -> None:
-        """A request that is refused whatever the configuration."""
-        code = "closing" if self.state.gate in SHUT else "invalid"
-        self._refused(odd_admit(kind, self.t, self.config), code)
+    def odd_admit(self, kind: str, rid: str = "odd", epoch: int = 0) -> None:
+        """A request that is refused whatever the configuration, unless it repeats one that lives."""
+        event = odd_admit(kind, self.t, self.config, rid, epoch)
+        if self.audience.of(rid, epoch):
+            self._unheard(event)
+        else:
+            self._refused(event, "closing" if self.state.gate in SHUT else "invalid")
 
     def _refused(self, event: Admit, code: str) -> None:
         """One terminal output a choice, an error of this code; what runs and waits is untouched."""
         before = self._costly(lambda: (self.state.pool.refs.copy(), list(self.state.live), self.state.queued_tokens))
+        lives = event.rid in self.state.by_rid and self.state.requests[event.rid]
         effects = self.take(event)
         outputs = list(effects.outputs)
         choices = event.params.n if 0 < event.params.n <= 128 else 1
@@ -122,6 +127,8 @@ class World(Core):
             if output.error is None or output.error["code"] != code:
                 raise Violation("refusal", f"refused with {output.error}, expected code {code}")
             self.ended[event.rid, event.epoch, output.choice] = output
+        if lives and self.state.requests[event.rid] is not lives and len(self.state.finished) < KEPT_FINISHED:
+            raise Violation("refusal", f"a refused Admit hides the newest request {event.rid!r}, of which some live")
         if before and before != (self.state.pool.refs, list(self.state.live), self.state.queued_tokens):
             raise Violation("refusal", "a refused Admit changed what lives")
 
