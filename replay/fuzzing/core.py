@@ -12,17 +12,21 @@ from leftfold.events.codec import plan_json
 from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, step, turning
+from leftfold.fsm import Config, Effects, Gate, PlanRefused, Reason, State, apply, decide, step, turning
 from leftfold.fsm.check import check
 from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
-from leftfold.replay.fuzzing.looks import check_plan, check_reasons, client_in
+from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_reasons, client_in
 from leftfold.replay.fuzzing.provenance import Provenance
 from leftfold.replay.fuzzing.router import Router
+from leftfold.replay.fuzzing.tampering import TAMPERINGS
 from leftfold.replay.fuzzing.turns import FOR_EVER, Shares, Turns
+
+TAMPERED = 8
+"""Of plans in which requests join or give way, one in so many is tampered with first."""
 
 
 class Core:
@@ -192,6 +196,8 @@ class Core:
             line = [client for client in line if self.desk.may_run(client)]
             self.turns.look(self.state, self.config.policy, plan, self.clients, line)
             self._joining(plan)
+            if len(self.log) % TAMPERED == 0:
+                self._tamper(plan)
         for slots, pages in plan.grow:
             self._growing(as_list(slots), as_list(pages))
         if plan.ops or self.desk.closing_at:
@@ -199,6 +205,26 @@ class Core:
         if plan.ops and self.desk.takes_rows() and not len(self.state.running()) <= len(plan.preempt) + len(plan.ends):
             raise Violation("control", f"{plan} takes the K/V of rows that keep their pages")
         self._fold(Tick(t=self.t, plan=plan), plan)
+
+    def _tamper(self, plan: Plan) -> None:
+        """The same with one thing wrong is refused: what is wrong changes from time to time."""
+        names = [*TAMPERINGS]
+        at = len(self.log) // TAMPERED % len(names)
+        for name in names[at:] + names[:at]:  # the first for which there is an occasion
+            wrong = TAMPERINGS[name](plan, self.state)
+            if wrong is not None:
+                return self._refuse_plan(name, wrong)
+
+    def _refuse_plan(self, kind: str, wrong: Plan) -> None:
+        before = self._costly(self.state.digest)
+        try:
+            apply(self.state, Tick(t=self.t, plan=wrong), wrong)
+        except PlanRefused:
+            check(self.state)
+        else:
+            raise Violation("taken", f"a plan with a wrong {kind} was taken: {wrong}")
+        if before and before != self.state.digest():
+            raise Violation("refused", f"a refused plan (wrong {kind}) changed the state")
 
     def _decide_aloud(self, plan: Plan | None) -> None:
         """Reasons are given when asked for, and asking changes nothing."""
@@ -251,6 +277,7 @@ class Core:
         self.steps_done += 1
         if self.steps_done % self.rigour == 0:
             check_plan(self.state, self.config, self.clients, plan)
+            check_digest(plan)
 
     def _run_apart(self, plan: ExecutionPlan) -> None:
         for row in plan.rows:

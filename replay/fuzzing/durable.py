@@ -111,7 +111,8 @@ class DurableWorld(World):
             self.disk.kill(torn)
         harmed = damage is not None and self.disk.damage(damage, at, other)
         # A disk that lies may lose the end of a segment that another follows: that is harm, and is named.
-        kept = self.journal.reopen(harmed=harmed or holed or lied, cut=lied, read_error=read_error)
+        gone = damage == "lost" and not (holed or lied)
+        kept = self.journal.reopen(harmed=harmed or holed or lied, cut=lied, read_error=read_error, gone=gone)
         if old and kept:
             self.journal.age()
             self.journal.reopen(harmed=False, cut=False)

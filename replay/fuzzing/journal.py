@@ -9,6 +9,7 @@ import errno
 import warnings
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
+from itertools import pairwise
 from typing import Any
 
 import orjson
@@ -27,6 +28,7 @@ from leftfold.events import (
     encode,
 )
 from leftfold.events.framing import REST, frame, header
+from leftfold.events.stores import segment_name, segment_number
 from leftfold.events.types import Event
 from leftfold.fsm import Config, State
 from leftfold.replay.errors import ReplayError
@@ -132,11 +134,12 @@ class Journal:
 
     # After the process died
 
-    def reopen(self, *, harmed: bool, cut: bool, read_error: int | None = None) -> int:
+    def reopen(self, *, harmed: bool, cut: bool, read_error: int | None = None, gone: bool = False) -> int:
         """Open what is on the disk, and say how many records it has.
 
         `harmed`: bytes at rest are not what was written, so an error that names the damage is in order: the operator
-        then cuts the log there. `cut`: whole records may be gone without a trace, because the disk dropped its end.
+        then cuts the log there. `gone`: the harm is that a file is gone. `cut`: whole records may be gone without a
+        trace, because the disk dropped its end.
         Raises `Violation` if the log is not the beginning of what was logged, or leaves anything out in silence.
         """
         if read_error is not None:
@@ -149,6 +152,8 @@ class Journal:
                 raise Violation(
                     "log-refused", f"the log cannot be opened, though nothing harmed it: {error}"
                 ) from error
+            if gone:
+                self._names_what_is_missing(error)
             self._repair(error)
             told = True
         kept = self.log.next_seq - 1
@@ -161,6 +166,8 @@ class Journal:
                 self.hurt = True
                 if not harmed:
                     raise Violation("log-refused", f"nothing harmed the log, which opens, and says: {error}") from error
+                if gone:
+                    self._names_what_is_missing(error)
         if kept < self.confirmed and not harmed and not cut:
             raise Violation("log-lost", f"{self.confirmed} records were made durable, {kept} are left")
         if kept < there and not told and not self.hurt:
@@ -168,6 +175,15 @@ class Journal:
         del self.bodies[kept:]
         self.confirmed, self.stuck = kept, False
         return kept
+
+    def _names_what_is_missing(self, error: LogError) -> None:
+        """Of segments that are not there the first is named, and nothing behind it."""
+        names = sorted(self.disk.files)
+        gaps = [name for name, after in pairwise(names) if segment_number(after) != segment_number(name) + 1]
+        if gaps and isinstance(error, LogDamaged):
+            missing = segment_name(segment_number(gaps[0]) + 1)
+            if error.segment > missing:
+                raise Violation("log-silent", f"{missing} is missing, and the log says: {error}")
 
     def recover(self) -> Fold:
         """What a start makes of the log: the newest good snapshot, and the records after it.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from leftfold.events import ExecutionPlan, Plan, Row
+from leftfold.events import ExecutionPlan, Plan, Row, chain_digest
+from leftfold.events.digest import START
 from leftfold.fsm import Config, Gate, Reason, State
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
@@ -67,6 +69,24 @@ def _check_row(state: State, config: Config, client: Client, row: Row) -> None:
     mirrored = state.pool.tokens[list(row.pages)].reshape(-1)[:committed].tolist()
     if mirrored != context[:committed]:
         raise Violation("mirror", f"pages {row.pages} of {row.rid!r} are noted to hold {mirrored}")
+
+
+def check_digest(plan: ExecutionPlan) -> None:
+    """An executor that was told anything else would attest to another plan."""
+    attested = chain_digest(START, plan)
+    others = [plan._replace(ended=(*plan.ended, 1 << 20)), plan._replace(voids=plan.voids + 1)]
+    others += [plan._replace(ended=plan.ended[1:])] if plan.ended else []
+    for at, tokens in enumerate(plan.chunk_tokens):
+        if len(tokens):
+            told = [*plan.chunk_tokens[:at], tokens + 1, *plan.chunk_tokens[at + 1 :]]
+            others.append(plan._replace(chunk_tokens=told))
+    for at, row in enumerate(plan.joined):
+        rows = [row._replace(tokens=row.tokens + 1), row._replace(prompt_len=row.prompt_len + 1)]
+        rows += [row._replace(params=replace(row.params, n=row.params.n + 1)), row._replace(want={"logprobs": 1})]
+        others += [plan._replace(joined=[*plan.joined[:at], other, *plan.joined[at + 1 :]]) for other in rows]
+    for other in others:
+        if chain_digest(START, other) == attested:
+            raise Violation("attested", f"the digest of step {plan.step} says nothing of {other}")
 
 
 def check_rest(state: State) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import orjson
 
 from leftfold.events import Event, Tick, decode, encode
-from leftfold.events.codec import plan_json
+from leftfold.events.codec import plan_json, same
 from leftfold.fsm import Config, State, decide, step
 from leftfold.replay.fuzzing.errors import Violation
 
@@ -17,6 +17,8 @@ def refold(config: Config, log: Sequence[Event], digest: str) -> State:
     state = State(config)
     for number, event in enumerate(log):
         read = decode(orjson.loads(encode(event)))
+        if not same(read, event):
+            raise Violation("replay", f"event {number} was {event}, and is read back as {read}")
         if isinstance(read, Tick):
             assert read.plan is not None
             again = decide(state, read.t)

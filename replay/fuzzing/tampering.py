@@ -72,6 +72,27 @@ def found_too_much(plan: Plan, state: State) -> Plan | None:
     return None
 
 
+def found_elsewhere(plan: Plan, state: State) -> Plan | None:
+    """A join finds a page that holds its tokens, and is not known to hold them in its context."""
+    pool, size = state.pool, state.config.page_size
+    for at, join in enumerate(plan.join):
+        request, pages = state.live[join.rid, join.epoch, join.choice], as_list(join.pages[0])
+        chunk = next(chunk for chunk in plan.chunks if chunk.slot == join.slot)
+        if not request.reads_cache or chunk.length <= size:
+            continue
+        equal = (pool.tokens == request.tokens[join.start : join.start + size]).all(axis=1).nonzero()[0].tolist()
+        taken = [page for other in plan.join for page in as_list(other.pages[0])]
+        others = [page for page in equal if page not in taken and pool.keys[page] is None]
+        if others:
+            shared = join.start // size
+            longer = join._replace(start=join.start + size)
+            found = _with_pages(longer, [*pages[:shared], others[0], *pages[shared + 1 :]])
+            shorter = chunk._replace(length=chunk.length - size)
+            chunks = [shorter if other is chunk else other for other in plan.chunks]
+            return replace(plan, join=[*plan.join[:at], found, *plan.join[at + 1 :]], chunks=chunks)
+    return None
+
+
 def chunk_too_long(plan: Plan, state: State) -> Plan | None:
     """A row computes one token more than it has left."""
     for at, chunk in enumerate(plan.chunks):
@@ -130,7 +151,7 @@ def no_growth(plan: Plan, state: State) -> Plan | None:
 
 TAMPERINGS: Mapping[str, Callable[[Plan, State], Plan | None]] = {
     "taken slot": taken_slot, "held page": held_page, "page twice": page_twice, "found too much": found_too_much,
-    "chunk too long": chunk_too_long, "chunk left out": chunk_left_out, "over budget": over_budget,
-    "victim twice": victim_twice, "end twice": end_twice, "no growth": no_growth,
+    "found elsewhere": found_elsewhere, "chunk too long": chunk_too_long, "chunk left out": chunk_left_out,
+    "over budget": over_budget, "victim twice": victim_twice, "end twice": end_twice, "no growth": no_growth,
 }  # fmt: skip
 """By name; None where a plan and a state give no occasion."""

@@ -21,10 +21,9 @@ from leftfold.events import (
     SamplingParams,
     Shutdown,
     Started,
-    Tick,
 )
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, FinishReason, Gate, PlanRefused, State, apply, decide
+from leftfold.fsm import Config, FinishReason, Gate, State, decide
 from leftfold.fsm.state import KEPT_FINISHED
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.core import Core
@@ -169,16 +168,7 @@ class World(Core):
         good = decide(self.state, self.t)
         if good is None or good.step is None:
             return
-        wrong = spoil_plan(kind, good, self.state)
-        before = self._costly(self.state.digest)
-        try:
-            apply(self.state, Tick(t=self.t, plan=wrong), wrong)
-        except PlanRefused:
-            self.state.check()
-        else:
-            raise Violation("taken", f"a plan with a wrong {kind} was taken: {wrong}")
-        if before and before != self.state.digest():
-            raise Violation("refused", f"a refused plan (wrong {kind}) changed the state")
+        self._refuse_plan(kind, spoil_plan(kind, good, self.state))
 
     def fail(self, retry: bool = True, rows: Sequence[int] = (), apart: bool = False) -> None:
         """The oldest step in flight fails, having written rubbish where its rows write, and voids the later ones.
