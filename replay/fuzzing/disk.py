@@ -142,7 +142,7 @@ def _take_out(content: bytearray, offset: int) -> None:
     before = content.rfind(b"\n", 0, first - 1) + 1
     crc, lines = int(content[before + 8 : before + 16], 16), content[after:].splitlines(keepends=True)
     del content[first:]
-    for line in lines:
+    for line in map(bytes, lines):
         if line.endswith(b"\n"):
             line, crc = frame(b"{" + line[REST:-1], crc)
         content += line

@@ -13,8 +13,8 @@ from typing import Any
 from leftfold.replay.mutants.catalogue import PACKAGE, CatalogueError, Mutant, chosen, home, read
 
 LIMIT_SECONDS = 60.0
-PATIENCE = 20
-"""A trial that gives no answer within so many times its limit, by the clock on the wall, is ended."""
+PATIENCE, LEAST_PATIENCE = 20, 120
+"""A trial that gives no answer within so many times its limit, or so many seconds if that is longer, is ended."""
 
 
 def run(only: Sequence[str], seconds: float | None, seed: int, commit: str | None, as_json: bool) -> int:
@@ -65,7 +65,7 @@ def trial(mutant: Mutant | None, **job: Any) -> dict[str, Any]:
             [sys.executable, "-P", "-m", "leftfold.replay.mutants.trial"],
             input=json.dumps(job), capture_output=True, text=True, check=False,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-            timeout=PATIENCE * job.get("seconds", LIMIT_SECONDS),
+            timeout=max(LEAST_PATIENCE, PATIENCE * job.get("seconds", LIMIT_SECONDS)),
         )  # fmt: skip
     except subprocess.TimeoutExpired:
         return {"error": "no answer"}

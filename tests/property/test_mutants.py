@@ -33,6 +33,11 @@ def test_there_are_enough_of_every_class() -> None:
     }  # fmt: skip
 
 
+def test_each_fault_is_another_one() -> None:
+    planted = [(mutant.file, mutant.planted()) for mutant in MUTANTS]
+    assert len(set(planted)) == len(planted)
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_a_fault_can_be_planted_where_it_says(mutant: Mutant) -> None:
     """Its place is there once, the patched source compiles, and says something else than the sound one."""
