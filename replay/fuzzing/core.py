@@ -40,7 +40,7 @@ class Core:
         self, *, vocab: int = 50, rigour: int = 1, checks: int = 1, routers: bool = True, **config: Any
     ) -> None:
         self.first_config = Config(**config)
-        turning.MANY = 1 if self.first_config.num_pages % 2 else 32  # few rows by column, too: it changes nothing
+        turning.MANY = 1 if self.first_config.num_pages % 8 == 5 else 32  # few rows by column, too: it changes nothing
         self.vocab = vocab
         self.rigour = rigour
         self.checks = checks
