@@ -33,10 +33,10 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama-tied-llama3-rope": ("Llama", {"tie_word_embeddings": True, "rope_parameters": LLAMA3_ROPE}),
     "llama-linear-rope": (
         "Llama",
-        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}, "head_dim": 64},
     ),
     "llama-biased": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "mistral-window": ("Mistral", {"sliding_window": 24}),
+    "mistral-window": ("Mistral", {"sliding_window": 24, "head_dim": 128}),
     "qwen2": ("Qwen2", {"tie_word_embeddings": True}),
     "qwen2-window": (
         "Qwen2",

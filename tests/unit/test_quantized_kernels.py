@@ -169,6 +169,17 @@ def test_hidden_states_have_the_same_bits_however_they_are_computed(tiny: Model)
             assert same(tiny.steps(variant, pieces, page_size), expected), (variant, page_size)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_hidden_states_have_the_same_bits_for_any_number_of_threads(tiny: Model, threads: int) -> None:
+    expected, before = tiny.steps("reference", WHOLE, 16), torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        for variant in VARIANTS:
+            assert same(tiny.steps(variant, WHOLE, 16), expected) and same(tiny.steps(variant, PIECES, 7), expected)
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_scores_have_the_same_bits_however_they_are_computed(tiny: Model) -> None:
     hidden = activations(70, tiny.model.config.hidden_size)
     tiny.model.use("reference")

@@ -200,7 +200,8 @@ inline void value_rows(
 
 // Of weights with the values in `slots`; `sink(vector, d, sums)` takes sixteen elements from d on.
 template <class Sink>
-inline void value_products(const int8_t* values, const Buffer<int64_t>& slots, const Weights& w, int head_dim, Sink&& sink) {
+inline void value_products(
+    const int8_t* values, const Buffer<int64_t>& slots, const Weights& w, int head_dim, Sink&& sink) {
     if (tiles_allowed()) return value_tiles(values, slots, w, head_dim, sink);
     int first = 0;
     for (; w.vectors - first >= 3; first += 3) value_rows<3>(values, slots, w, head_dim, first, sink);

@@ -150,33 +150,33 @@ inline float quantize_row(const float* x, int n, uint8_t* high, uint8_t* low) {
     return s.finite ? s.scale : NAN;
 }
 
-// One thread's part of a product: activations x [2 · rows, depth] (readable up to a multiple of 16 rows of bytes) with a
-// scale each, times units of the weights, the outputs of the blocks 2 · unit and 2 · unit + 1. `sink(unit, row, first,
-// second)` takes sixteen outputs of both blocks. While the sums of a block of rows are made, those of the block before it
-// become outputs; `finish` gives out the last ones.
+// One thread's part of a product: some units of the weights (the outputs of the blocks 2 · unit and 2 · unit + 1) times the
+// rows `first` (a multiple of 8) to `end` - 1 of activations x [2 · rows, depth], readable up to a multiple of 16 rows of
+// bytes, with a scale each. `sink(unit, row, first, second)` takes sixteen outputs of both blocks. While the sums of a
+// block of rows are made, those of the block before it become outputs; `finish` gives out the last ones.
 template <class Sink>
 class Product {
   public:
-    Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int rows, Sink sink)
-        : l_(l), x_(x), x_scale_(x_scale), rows_(2 * rows), sink_(sink) {}
+    Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, Sink sink)
+        : l_(l), x_(x), x_scale_(x_scale), first_(2 * first), end_of_rows_(2 * end), sink_(sink) {}
 
     void operator()(int unit) {
         const size_t size = size_t(l_.depth) * 32;
         const int8_t* w = l_.weight + unit * size;
         const int steps = l_.depth / 64, rows_a_step = (16 + steps - 1) / steps;
-        const int blocks = (rows_ + ROWS - 1) / ROWS, ahead = unit == fetched_ ? 0 : AHEAD;
+        const int blocks = (end_of_rows_ - first_ + ROWS - 1) / ROWS, ahead = unit == fetched_ ? 0 : AHEAD;
         // From the second block of rows on the weights are at hand: time to ask for the next unit's.
         const bool more = blocks > 1 && 2 * unit + 2 < l_.blocks;
         const size_t bytes = more ? (size / ((blocks - 1) * steps) + 63) / 64 * 64 : 0;
         const int8_t *next = w + size, *end = next + size;
-        for (int low = 0; low < rows_; low += ROWS) {
+        for (int low = first_; low < end_of_rows_; low += ROWS) {
             int32_t(*acc)[2][16][16] = sums_[turn_];
-            const int count = rows_ - low < ROWS ? rows_ - low : ROWS;
+            const int count = end_of_rows_ - low < ROWS ? end_of_rows_ - low : ROWS;
             const uint8_t* x = x_ + size_t(low) * l_.depth;
             if (tiles_) {
-                tile_products(x, count, w, l_.depth, acc, low ? 0 : ahead, [&] {
+                tile_products(x, count, w, l_.depth, acc, low > first_ ? 0 : ahead, [&] {
                     give(rows_a_step);
-                    if (low && next < end) next = fetch(next, bytes);
+                    if (low > first_ && next < end) next = fetch(next, bytes);
                 });
             } else {
                 vector_products(x, count, w, l_.depth, acc);
@@ -225,7 +225,7 @@ class Product {
     const LfLinear& l_;
     const uint8_t* x_;
     const float* x_scale_;
-    const int rows_;  // of bytes
+    const int first_, end_of_rows_;  // rows of bytes
     Sink sink_;
     const bool tiles_ = tiles_allowed();
     int32_t (*from_)[2][16][16] = nullptr;
@@ -233,8 +233,8 @@ class Product {
 };
 
 template <class Sink>
-inline Product<Sink> product(const LfLinear& l, const uint8_t* x, const float* x_scale, int rows, Sink sink) {
-    return Product<Sink>(l, x, x_scale, rows, sink);
+inline Product<Sink> product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, Sink sink) {
+    return Product<Sink>(l, x, x_scale, first, end, sink);
 }
 
 }  // namespace lf

@@ -60,13 +60,25 @@ class Pool {
         for (int i = worker * run; i < n; i = size_ * run + next_.fetch_add(run, std::memory_order_relaxed))
             for (int piece = i, end = i + run < n ? i + run : n; piece < end; piece++) g(piece);
         after();
-        if (size_ > 1) barrier();
+        if (size_ > 1) meet();
         else next_.store(0, std::memory_order_relaxed);
     }
 
     template <class G>
     void share(int worker, int n, G&& g) {
         share(worker, n, g, [] {});
+    }
+
+    // Returns in all workers when all have come.
+    void meet() {
+        const int round = round_.load(std::memory_order_relaxed);
+        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+            arrived_.store(0, std::memory_order_relaxed);
+            next_.store(0, std::memory_order_relaxed);
+            round_.store(round + 1, std::memory_order_release);
+            return;
+        }
+        for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) wait(spins);
     }
 
   private:
@@ -84,17 +96,6 @@ class Pool {
     static void wait(int spins) {
         if (spins < 2000) pause();
         else sched_yield();
-    }
-
-    void barrier() {
-        const int round = round_.load(std::memory_order_relaxed);
-        if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
-            arrived_.store(0, std::memory_order_relaxed);
-            next_.store(0, std::memory_order_relaxed);
-            round_.store(round + 1, std::memory_order_release);
-            return;
-        }
-        for (int spins = 0; round_.load(std::memory_order_acquire) == round; spins++) wait(spins);
     }
 
     void work(int worker) {
