@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from leftfold.fsm.policy import POLICIES
@@ -31,6 +31,10 @@ class Config:
     `max_chunk_tokens` None: as many as `max_batch_tokens`. `vocab_size` None: token ids are not bounded.
     `max_queued_*` None: no limit. `growth_horizon`: admission leaves room for so many more tokens of every row that
     runs, so that it need not preempt soon after. Raises `ConfigError` for values that no engine can have.
+
+    Derived from them: `capacity`, tokens whose K/V the whole pool holds; `chunk`, the most tokens that one row computes
+    in a step; `rows`, the most rows at once, since every decoding row must fit into the token budget of a step;
+    `slots`, since rows that only drain keep theirs while others join.
     """
 
     num_pages: int
@@ -47,6 +51,10 @@ class Config:
     vocab_size: int | None = None
     op_deadline: int = 0
     growth_horizon: int = 0
+    capacity: int = field(init=False, repr=False, compare=False)
+    chunk: int = field(init=False, repr=False, compare=False)
+    rows: int = field(init=False, repr=False, compare=False)
+    slots: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name in ("num_pages", "page_size", "max_running", "max_batch_tokens", "max_model_len"):
@@ -68,35 +76,23 @@ class Config:
             raise ConfigError(f"pipeline_depth {self.pipeline_depth!r} must be 0 to {MAX_DEPTH}")
         if type(self.policy) is not str or self.policy not in POLICIES:
             raise ConfigError(f"policy {self.policy!r} is unknown: choose one of {', '.join(POLICIES)}")
-
-    @property
-    def capacity(self) -> int:
-        """Tokens whose K/V the whole pool holds."""
-        return self.num_pages * self.page_size
-
-    @property
-    def chunk(self) -> int:
-        """The most tokens one row computes in a step."""
-        return self.max_chunk_tokens or self.max_batch_tokens
-
-    @property
-    def rows(self) -> int:
-        """The most rows at once: every decoding row must fit into the token budget of a step."""
-        return min(self.max_running, self.max_batch_tokens)
-
-    @property
-    def slots(self) -> int:
-        """Slots: rows that only drain keep theirs while others join."""
-        return self.max_running * (self.pipeline_depth + 1)
+        derived = {
+            "capacity": self.num_pages * self.page_size,
+            "chunk": self.max_chunk_tokens or self.max_batch_tokens,
+            "rows": min(self.max_running, self.max_batch_tokens),
+            "slots": self.max_running * (self.pipeline_depth + 1),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     def as_dict(self) -> dict[str, Any]:
         """As `Started.config` records it."""
-        return asdict(self)
+        return {field.name: getattr(self, field.name) for field in fields(self) if field.init}
 
     @classmethod
     def from_dict(cls, raw: Mapping[str, Any]) -> Config:
         """From `Started.config`; fields of later versions are refused by name."""
-        known = [field.name for field in fields(cls)]
+        known = [field.name for field in fields(cls) if field.init]
         for name in raw:
             if name not in known:
                 raise ConfigError(f"unknown configuration field {name!r}: known are {', '.join(known)}")

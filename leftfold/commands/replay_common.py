@@ -110,7 +110,7 @@ def checked_settings(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
     from leftfold.fsm import Config
 
-    known = [field.name for field in fields(Config)]
+    known = [field.name for field in fields(Config) if field.init]
     for name, _ in pairs:
         if name not in known:
             raise UsageError(f"--set {name}: no such setting; there are {', '.join(known)}")
