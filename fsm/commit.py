@@ -140,25 +140,34 @@ def _commit_decode(
             marked |= hits
             quiet = ~hits
     indices = marked.nonzero()[0]
+    full: dict[int, Entry] = {}
     if len(indices) >= turning.MANY:
-        indices = turning.turn_pages(state, seats, slots, computed, indices, quiet)
-    ended = _look_at(state, seats, computed, tokens, indices) if len(indices) else {}
+        indices = turning.turn_pages(state, seats, slots, computed, indices, quiet, full)
+    turned = len(full)
+    ended = _look_at(state, seats, computed, tokens, indices, full) if len(indices) else {}
+    if full:  # in the order of rows: of equal pages the first one is found from now on
+        state.pool.publish(full.values() if not turned or turned == len(full) else [full[at] for at in sorted(full)])
     if ended:
         over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
     outputs.parts.append(TokenBatch(seats, computed, tokens, ended, state.version))
 
 
 def _look_at(
-    state: State, seats: Sequence[Seat], computed: IntArray, tokens: IntArray, indices: IntArray
+    state: State,
+    seats: Sequence[Seat],
+    computed: IntArray,
+    tokens: IntArray,
+    indices: IntArray,
+    full: dict[int, Entry],
 ) -> dict[int, tuple[FinishReason, Usage]]:
     """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end.
 
-    A row that filled a page publishes it, and goes on with the next one, if that is granted yet.
+    A row that filled a page goes on with the next one, if that is granted yet; what is to be published is put into
+    `full`, by the row's index.
     """
     ended: dict[int, tuple[FinishReason, Usage]] = {}
-    full: list[Entry] = []
-    pool, columns, size = state.pool, state.columns, state.config.page_size
-    raw, alarm, base, width = pool.raw, columns.alarm, columns.base, size * 4
+    columns, size = state.columns, state.config.page_size
+    raw, alarm, base, width = state.pool.raw, columns.alarm, columns.base, size * 4
     rows = zip(indices.tolist(), computed[indices].tolist(), tokens[indices].tolist(), strict=True)
     for index, at, token in rows:
         seat = seats[index]
@@ -168,7 +177,7 @@ def _look_at(
             if parent is not None:
                 page = pages[number - 1]
                 seat.parent = key = page_key(parent, raw[page * width : page * width + width])
-                full.append((page, key, parent if number > 1 else None))
+                full[index] = (page, key, parent if number > 1 else None)
             if number < len(pages):
                 base[seat.slot] = pages[number] * size - at
             seat.edge = edge = at + size
@@ -177,8 +186,6 @@ def _look_at(
             reason = _reason(seat.request, token, at)
             if reason is not None:
                 ended[index] = (reason, usage_of(seat.request, at + 1 - seat.request.prompt_len))
-    if full:
-        pool.publish(full)
     return ended
 
 

@@ -20,14 +20,21 @@ MANY = 32
 
 
 def turn_pages(
-    state: State, seats: Sequence[Seat], slots: IntArray, computed: IntArray, indices: IntArray, quiet: Flags | None
+    state: State,
+    seats: Sequence[Seat],
+    slots: IntArray,
+    computed: IntArray,
+    indices: IntArray,
+    quiet: Flags | None,
+    full: dict[int, Entry],
 ) -> IntArray:
-    """Of the rows at `indices` those that did nothing but fill a page publish it and go on with the next one, if that
-    is granted yet; the indices of the others, nothing of which is done.
+    """Of the rows at `indices` those that did nothing but fill a page go on with the next one, if that is granted yet;
+    the indices of the others, nothing of which is done.
 
-    `slots`, `computed`: int64, a row each; `quiet`: whether a row's token stops nobody (None: no token does).
+    `slots`, `computed`: int64, a row each; `quiet`: whether a row's token stops nobody (None: no token does). What is
+    to be published is put into `full`, by the row's index.
     """
-    columns, pool, size = state.columns, state.pool, state.config.page_size
+    columns, size = state.columns, state.config.page_size
     at, where = computed[indices], slots[indices]
     limit = columns.limit[where]
     turning = (columns.alarm[where] == at) & (at < limit)
@@ -35,8 +42,7 @@ def turn_pages(
         turning &= quiet[indices]
     picked, at, where = indices[turning], at[turning], where[turning]
     columns.alarm[where] = np.minimum(at + size, limit[turning])
-    raw, base, width = pool.raw, columns.base, size * 4
-    full: list[Entry] = []
+    raw, base, width = state.pool.raw, columns.base, size * 4
     for index, end in zip(picked.tolist(), at.tolist(), strict=True):
         seat = seats[index]
         pages, parent, number = seat.pages, seat.parent, end // size
@@ -44,11 +50,10 @@ def turn_pages(
             page = pages[number - 1]
             begin = page * width
             seat.parent = key = page_key(parent, raw[begin : begin + width])
-            full.append((page, key, parent if number > 1 else None))
+            full[index] = (page, key, parent if number > 1 else None)
         seat.edge = end + size
         if number < len(pages):
             base[seat.slot] = pages[number] * size - end
-    pool.publish(full)
     others: IntArray = indices[~turning]
     return others
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from leftfold.events import Admit, ForwardDone, SamplingParams, Tick
-from leftfold.fsm import Config, Output, State, step
+from leftfold.fsm import Config, Output, State, step, turning
 from leftfold.fsm.columns import WATCHED
 
 ROWS = 300
@@ -47,6 +47,31 @@ def drive(config: Config, requests: list[Admit]) -> Iterator[Output]:
         tokens = [script(row.rid, row.start + row.length) for row in plan.rows if row.samples]
         yield from step(state, ForwardDone(t=1, step=plan.step, tokens=tokens, digest=plan.digest)).outputs
         state.check()
+
+
+def alike(many: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Rows that write the same and end at different places, where so `many` are taken at once: what is seen of them."""
+    monkeypatch.setattr(turning, "MANY", many)
+    state = State(Config(num_pages=400, page_size=4, max_running=60, max_batch_tokens=600, max_model_len=64))
+    state.listen()
+    for number in range(60):
+        params = SamplingParams(max_tokens=4 + 4 * (number % 5), stop_token_ids=(3,) if number % 3 else ())
+        step(state, Admit(t=0, rid=f"r{number}", prompt=[number % 7] * (5 - number % 2), params=params))
+    seen = []
+    while state.live:
+        plan = step(state, Tick(t=1)).plan
+        assert plan is not None
+        tokens = [(row.start + row.length) % 11 for row in plan.rows if row.samples]
+        effects = step(state, ForwardDone(t=1, step=plan.step, tokens=tokens, digest=plan.digest))
+        state.check()
+        seen.append((state.digest(), list(effects.kv_events)))
+    return seen
+
+
+@pytest.mark.parametrize("many", [1, 5])
+def test_pages_that_fill_at_once_are_published_in_the_order_of_rows(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of equal pages the first is found from then on, so another order would be another law."""
+    assert alike(many, monkeypatch) == alike(1000, monkeypatch)
 
 
 def by_rid(outputs: Iterator[Output]) -> dict[str, list[Any]]:
