@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from leftfold.events import Admit, Chunk, Control, Copy, End, Evict, Grow, Join, Plan, SamplingParams, Tick
+from leftfold.events import Admit, Chunk, Control, Copy, End, Evict, ForwardDone, Grow, Join, Plan, SamplingParams, Tick
 from leftfold.fsm import Config, Phase, PlanRefused, State, apply, decide, step
 from leftfold.replay.fuzzing import World
 
@@ -164,6 +164,23 @@ def test_a_spoiled_plan_is_refused_by_name_and_changes_nothing(name: str) -> Non
     assert state.digest() == before
     state.check()
     assert step(state, Tick(t=1000, plan=plan)).plan is not None
+
+
+@pytest.mark.parametrize("kind", [float, str, lambda page: page == 1])
+def test_pages_that_are_evicted_and_granted_are_integers(kind: Callable[[int], object]) -> None:
+    """1.0 and True are equal to 1, and no record gives them back."""
+    state = State(Config(num_pages=2, page_size=1, max_running=1, max_batch_tokens=4, max_model_len=8))
+    step(state, Admit(t=0, rid="old", prompt=[1], params=SamplingParams(max_tokens=2)))
+    while state.live:
+        step(state, Tick(t=0))
+        step(state, ForwardDone(t=0, step=state.next_step - 1, tokens=[2]))
+    step(state, Admit(t=0, rid="new", prompt=[8, 9], params=SamplingParams(max_tokens=1)))
+    plan = decide(state, 0)
+    assert plan is not None and list(plan.evict[0].pages) == list(plan.join[0].pages[0]) == [1, 0]
+    with pytest.raises(PlanRefused, match="does not exist"):
+        wrong = replace(plan, evict=[Evict("device", 0, [*map(kind, plan.evict[0].pages)])])  # type: ignore[list-item]
+        apply(state, Tick(t=0, plan=wrong), wrong)
+    assert apply(state, Tick(t=0, plan=plan), plan).plan is not None
 
 
 def test_a_step_over_the_token_budget_is_refused() -> None:
