@@ -48,6 +48,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                              "(within --seconds each, default 60)")  # fmt: skip
     parser.add_argument("--only", action="append", default=[], metavar="NAME",
                         help="with --mutants: this one, or those of this class, or *…* (may be repeated)")  # fmt: skip
+    parser.add_argument("--sampled", type=_natural, metavar="N",
+                        help="with --mutants: not the catalogue, but N small changes drawn from all that can be made "
+                             "in events/ and fsm/ (--seconds each, default 16; then unit tests of the place)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
@@ -59,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
     """Fuzz, shrink what was found, report; 0 if nothing was found, else 1."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     commit = commit_of(Path(__file__).resolve())
+    if args.sampled:
+        return mutants.run_sampled(args.sampled, args.seconds, seed, commit, args.json)
     if args.mutants or args.only:
         return mutants.run(args.only, args.seconds, seed, commit, args.json)
     if not args.json:

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
 from leftfold.replay.mutants.catalogue import PACKAGE, CatalogueError, Mutant, chosen, home, read
+from leftfold.replay.mutants.sampling import Sampled, sampled
 
 LIMIT_SECONDS = 60.0
+SAMPLED_SECONDS = 16.0
+SUITE_SECONDS = 60.0
+MOST_TESTS = 8
+_TOLD = ("kind", "message", "runs", "steps")
+_HEAVY = re.compile("torch|tiny_models|leftfold.server|leftfold.llm|LLM|subprocess|tests.e2e")
 PATIENCE, LEAST_PATIENCE = 20, 120
 """A trial that gives no answer within so many times its limit, or so many seconds if that is longer, is ended."""
 
@@ -76,6 +86,59 @@ def trial(mutant: Mutant | None, **job: Any) -> dict[str, Any]:
     return answer
 
 
+def run_sampled(count: int, seconds: float | None, seed: int, commit: str | None, as_json: bool) -> int:
+    """Plant `count` small changes drawn from `events/` and `fsm/`; the score, and those that nothing notices."""
+    try:
+        tests = home().parent
+    except CatalogueError as error:
+        print(f"leftfold fuzz: {error}", file=sys.stderr)
+        return 2
+    limit = SAMPLED_SECONDS if seconds is None else seconds
+    if not as_json:
+        print(f"seed {seed}, commit {commit or 'unknown'}", flush=True)
+    rows: list[dict[str, Any]] = []
+    for mutant in sampled(count, Random(seed)):
+        rows.append({"name": mutant.name, "story": mutant.story, **noticed(mutant, seed, limit, tests)})
+        if not as_json:
+            print(f"{_line(mutant, rows[-1])}   {mutant.story[:80]}", flush=True)
+    if as_json:
+        print(json.dumps(_summary(rows, seed, commit)))
+    else:
+        _tell(rows)
+    return 0 if all(row["caught"] for row in rows) else 1
+
+
+def noticed(mutant: Sampled, seed: int, seconds: float, tests: Path) -> dict[str, Any]:
+    """Whether the fuzzer catches a change in half of `seconds`, on a disk in the other half, else the tests of it."""
+    spent = 0.0
+    for profile in ("faults", "lite") if mutant.kind == "events" else ("lite", "faults"):
+        answer = trial(mutant, seed=seed, seconds=seconds / 2, profile=profile)
+        spent += answer.get("seconds", 0.0)
+        if answer.get("caught") or "error" in answer:  # what does not even import or answer is noticed
+            found = {"kind": "broken", "message": answer.get("error"), "runs": 0, "steps": 0, **answer}
+            return {**{key: found[key] for key in _TOLD}, "caught": True, "seconds": spent}
+        if not answer["planted"]:
+            break  # no run imports it
+    suite = tests_of(mutant.file, tests)
+    told: dict[str, Any] = trial(mutant, suite=suite, seconds=SUITE_SECONDS) if suite else {"passed": True}
+    answer |= {"kind": "tests", "message": " ".join(told.get("failed", ()))}
+    caught, spent = not told.get("passed", False), spent + told.get("seconds", 0.0)
+    return {**{key: answer[key] for key in _TOLD}, "caught": caught, "seconds": spent}
+
+
+def tests_of(file: str, tests: Path) -> list[str]:
+    """Files of unit tests, without a server or a model, that speak most of what `file` defines."""
+    tree = ast.parse((PACKAGE / file).read_text())
+    names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
+    words = re.compile(rf"\b({'|'.join([Path(file).stem, *names])})\b")
+    found: list[tuple[int, str]] = []
+    for path in sorted((tests / "unit").glob("test_*.py")):
+        text = path.read_text()
+        if count := 0 if _HEAVY.search(text) else len(words.findall(text)):
+            found.append((-count, str(path)))
+    return [path for _, path in sorted(found)[:MOST_TESTS]]
+
+
 def _line(mutant: Mutant, row: Mapping[str, Any]) -> str:
     if "error" in row:
         how = f"could not be tried: {row['error']}"
@@ -94,7 +157,7 @@ def _tell(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _summary(rows: Sequence[Mapping[str, Any]], seed: int, commit: str | None) -> dict[str, Any]:
-    names = ("name", "caught", "seconds", "kind", "error")
+    names = ("name", "story", "caught", "seconds", "kind", "error")
     steps, seconds = sum(row["steps"] for row in rows), sum(row["seconds"] for row in rows)
     return {
         "seed": seed,

@@ -48,7 +48,10 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
         planter = Planter(job["module"], job["source"], job["origin"])
         assert job["module"] not in sys.modules, f"{job['module']} is imported already"
         sys.meta_path.insert(0, planter)
-    found = _test(job["test"]) if job.get("test") else _fuzz(job)
+    if job.get("suite"):
+        found = _suite(job)
+    else:
+        found = _test(job["test"]) if job.get("test") else _fuzz(job)
     return {**found, "planted": planter is None or planter.done}
 
 
@@ -91,6 +94,26 @@ def _test(path: str) -> dict[str, Any]:
             except Exception as error:  # whatever the engine raises is the answer
                 return {"passed": False, "kind": type(error).__name__, "message": str(error)}
     return {"passed": True}
+
+
+def _suite(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Run test files until one fails, or does not end within the job's seconds of processor time."""
+    import io
+    from contextlib import redirect_stdout
+
+    import pytest
+
+    def hang(number: int, frame: FrameType | None) -> None:
+        raise TimeoutError(f"the tests did not end within {job['seconds']} s of processor time")
+
+    signal.signal(signal.SIGVTALRM, hang)
+    signal.setitimer(signal.ITIMER_VIRTUAL, float(job["seconds"]))
+    with redirect_stdout(io.StringIO()) as said:
+        code = pytest.main(["-x", "-q", "--capture=sys", "-p", "no:cacheprovider", *job["suite"]])
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    passed = code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+    failed = [line for line in said.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return {"passed": passed, "seconds": round(process_time(), 2), "failed": failed[:1]}
 
 
 def main() -> None:
