@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help="with --mutants: this one, or those of this class, or *…* (may be repeated)")  # fmt: skip
     parser.add_argument("--sampled", type=_natural, metavar="N",
                         help="with --mutants: not the catalogue, but N small changes drawn from all that can be made "
-                             "in events/ and fsm/ (--seconds each, default 16; then unit tests of the place)")  # fmt: skip
+                             "in events/ and fsm/ (--seconds each, default 16; then unit tests)")  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

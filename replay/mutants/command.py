@@ -116,14 +116,14 @@ def noticed(mutant: Sampled, seed: int, seconds: float, tests: Path) -> dict[str
         spent += answer.get("seconds", 0.0)
         if answer.get("caught") or "error" in answer:  # what does not even import or answer is noticed
             found = {"kind": "broken", "message": answer.get("error"), "runs": 0, "steps": 0, **answer}
-            return {**{key: found[key] for key in _TOLD}, "caught": True, "seconds": spent}
+            return {**{key: found[key] for key in _TOLD}, "caught": True, "seconds": round(spent, 2)}
         if not answer["planted"]:
             break  # no run imports it
     suite = tests_of(mutant.file, tests)
     told: dict[str, Any] = trial(mutant, suite=suite, seconds=SUITE_SECONDS) if suite else {"passed": True}
-    answer |= {"kind": "tests", "message": " ".join(told.get("failed", ()))}
-    caught, spent = not told.get("passed", False), spent + told.get("seconds", 0.0)
-    return {**{key: answer[key] for key in _TOLD}, "caught": caught, "seconds": spent}
+    answer |= {"kind": "tests", "message": " ".join(told.get("failed", ())) or told.get("error", "")}
+    spent += told.get("seconds", 0.0)
+    return {**{key: answer[key] for key in _TOLD}, "caught": told.get("passed") is False, "seconds": round(spent, 2)}
 
 
 def tests_of(file: str, tests: Path) -> list[str]:

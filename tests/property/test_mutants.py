@@ -6,13 +6,15 @@ import ast
 import json
 from argparse import ArgumentParser
 from pathlib import Path
+from random import Random
 
 import pytest
 
 from leftfold.replay import fuzz
 from leftfold.replay.mutants import catalogue
 from leftfold.replay.mutants.catalogue import PACKAGE, CatalogueError, Mutant, chosen, home, read
-from leftfold.replay.mutants.command import trial, tried
+from leftfold.replay.mutants.command import noticed, tests_of, trial, tried
+from leftfold.replay.mutants.sampling import ROOMS, changes, sampled
 
 MUTANTS = read(home())
 BY_NAME = {mutant.name: mutant for mutant in MUTANTS}
@@ -141,3 +143,40 @@ def test_mutants_are_chosen_by_name_class_or_pattern() -> None:
     assert all(mutant.name.startswith("fair-") for mutant in chosen(MUTANTS, ["fair-*"]))
     with pytest.raises(CatalogueError, match="no mutant is called 'x'"):
         chosen(MUTANTS, ["x"])
+
+
+SOURCES = [path for room in ROOMS for path in sorted((PACKAGE / room).glob("*.py"))]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_every_small_change_compiles_and_says_something_else(path: Path) -> None:
+    sound = ast.dump(ast.parse(path.read_text()))
+    for change in changes(path):
+        assert ast.dump(ast.parse(change.planted())) != sound, change
+
+
+def test_small_changes_leave_texts_and_annotations_alone(tmp_path: Path) -> None:
+    room = tmp_path / "fsm"
+    room.mkdir()
+    (room / "some.py").write_text(
+        'WORDS: dict[int, "1 + 1"] = {}\n\n\ndef small(a: int = 3) -> bool:\n    """Of 1 + 1."""\n    if a < 2 and a:\n'
+        '        raise ValueError(f"{a + 1} is 0")\n    WORDS[a] = "ä"\n    return not a\n'
+    )
+    told = {change.story for change in changes(room / "some.py")}
+    assert told == {
+        "3 -> (4)", "a < 2 and a -> (a < 2 or a)", "a < 2 -> (a <= 2)", "2 -> (3)", 'WORDS[a] = "ä" -> pass',
+        'raise ValueError(f"{a + 1} is 0") -> pass', "not a -> (a)",
+    }  # fmt: skip
+
+
+def test_a_sample_is_spread_over_all_files_and_is_the_same_for_the_same_seed() -> None:
+    drawn = sampled(200, Random(3))
+    assert [change.name for change in drawn] == [change.name for change in sampled(200, Random(3))]
+    assert len(drawn) == 200 and len({change.file for change in drawn}) > 25
+
+
+def test_a_small_change_is_noticed_by_the_fuzzer_or_by_tests_that_speak_of_it() -> None:
+    demand = next(change for change in changes(PACKAGE / "fsm" / "limits.py") if "// page_size" in change.old)
+    assert noticed(demand, 1, 8.0, home().parent)["caught"]
+    told = trial(demand, suite=tests_of("fsm/limits.py", home().parent)[:1], seconds=30)
+    assert not told["passed"] and told["failed"], told
