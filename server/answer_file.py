@@ -94,6 +94,7 @@ class AnswerFile:
                 lines.append((terms.id, _end_line(terms, choices, at)))
         try:
             self._replace(line for _, line in lines)
+            self._sync_name()
         except OSError as error:
             self._known = False
             self._report(error)
@@ -108,6 +109,8 @@ class AnswerFile:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, self._path)
+
+    def _sync_name(self) -> None:
         if self._durable:
             sync_folder(self._path.parent)
 
@@ -170,6 +173,7 @@ class AnswerFile:
             if name in self._places:  # else it was forgotten meanwhile
                 self._places[name].append((self._size, length))
             self._size += length
+        await self._workers.run(self._sync_name)  # last: if it fails the file has its new lines and places all the same
 
     def _copy(self, places: Sequence[tuple[int, int]]) -> None:
         self._replace(os.pread(self._fd, length, at) for at, length in places)

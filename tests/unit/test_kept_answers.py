@@ -323,3 +323,29 @@ def test_a_file_that_cannot_be_written_anew_goes_on_as_it_is(
     assert "cannot be written" in caplog.text
     (tmp_path / "answers.new").rmdir()
     assert set(found(path)) == {"first", "last"}
+
+
+def test_a_file_whose_new_name_may_not_last_is_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(answer_file, "_DEAD_BYTES", 2000)
+    path = tmp_path / "answers.jsonl"
+
+    def fail(folder: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    async def work() -> None:
+        file = AnswerFile(path, True, 10)
+        file.read(1000.0)
+        await file.opened(terms("first"))
+        monkeypatch.setattr(answer_file, "sync_folder", fail)
+        for number in range(100):
+            await file.opened(terms(f"a{number}"))
+            file.dropped(f"a{number}")
+        await file.opened(terms("last"))
+        await file.close()
+        assert file._size == path.stat().st_size < 5000
+
+    in_loop(work)
+    assert "cannot be written" in caplog.text
+    assert set(found(path)) == {"first", "last"}
