@@ -229,8 +229,8 @@ async def begin_kept(
     state: ServerState, generation: Generation, terms: Terms, shape: Callable[[], Shape] | None = None
 ) -> Kept:
     """Begins a generation that can be read again, with one reader. Raises ApiError."""
-    await state.shelf.announce(terms)
     try:
+        await state.shelf.announce(terms)
         generation.admit()
     except BaseException:
         state.shelf.drop(terms.id)

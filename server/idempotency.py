@@ -56,7 +56,7 @@ def key_of(request: Request, data: Any, options: ServeOptions) -> Key | None:
     if found is None:
         raise invalid(HEADER, "must be 1 to 255 visible ASCII characters, in double quotes or not", given)
     keyed = options.api_key is not None or options.admin_api_key is not None
-    whose = request.headers.get("authorization", "") if keyed else ""
+    whose = request.headers.get("authorization", "").partition(" ")[2].strip() if keyed else ""
     try:
         asked = orjson.dumps([request.url.path, data], option=orjson.OPT_SORT_KEYS)
     except orjson.JSONEncodeError as error:  # it can be read deeper than it can be written

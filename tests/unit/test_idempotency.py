@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from leftfold.server.answer_file import AnswerFile
 from leftfold.server.idempotency import HEADER, REPLAYED
 from leftfold.server.wire import Output
 from tests.instant_engine import App
@@ -207,6 +208,20 @@ def test_a_body_that_cannot_be_compared(app: App) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, "body")
 
 
+def test_of_one_who_is_cut_off_while_it_is_announced_nothing_stays(app: App, tmp_path: Path) -> None:
+    async def scenario() -> None:
+        file = app.state.shelf.file = AnswerFile(tmp_path / "answers.jsonl", False, 10)
+        client = Client(app, ASKED)
+        await until(lambda: file._places)
+        client.task.cancel()
+        await asyncio.gather(client.task, return_exceptions=True)
+        await file.close()
+        assert not app.engine.groups and not file._places and file._live == 0
+        assert file.read(0) == []
+
+    run(scenario)
+
+
 def test_quotes_are_no_part_of_a_key(app: App) -> None:
     async def scenario() -> None:
         answers = [await ask(app, ASKED, key) for key in ('"k-1"', "k-1")]
@@ -219,8 +234,9 @@ def test_keys_belong_to_an_api_key(tmp_path: Path) -> None:
     app = App(tmp_path, api_key="one", admin_api_key="two")
 
     async def scenario() -> None:
-        ids = [(await ask(app, ASKED, Authorization=f"Bearer {who}")).json()["id"] for who in ("one", "two", "one")]
-        assert ids[0] == ids[2] != ids[1]
+        told = ("Bearer one", "Bearer two", "Bearer one", "bearer  one")
+        ids = [(await ask(app, ASKED, Authorization=who)).json()["id"] for who in told]
+        assert ids[0] == ids[2] == ids[3] != ids[1]
 
     run(scenario)
 
