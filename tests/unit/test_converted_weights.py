@@ -30,6 +30,19 @@ def test_tensors_lie_together_and_come_back_as_they_were(tmp_path: Path) -> None
     assert [file.name for file in (tmp_path / "sub").iterdir()] == ["x"]
 
 
+def test_what_cannot_be_kept_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*paths: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(kept.os, "replace", fail)
+    with caplog.at_level(logging.WARNING):
+        kept.save(tmp_path / "x", kept.together(TENSORS))
+    assert "cannot be kept" in caplog.text
+    assert list(tmp_path.iterdir()) == []
+
+
 DAMAGES = [lambda d: d[:-1], lambda d: d[:-9] + b"\x55" + d[-8:], lambda d: b"x", lambda d: b""]
 
 

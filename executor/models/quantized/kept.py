@@ -47,9 +47,14 @@ def save(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".part-", delete=False) as part:
-            part.write(line + b"\0" * (-len(line) % ALIGNED))
-            part.write(block)
-        os.replace(part.name, file)
+            try:
+                part.write(line + b"\0" * (-len(line) % ALIGNED))
+                part.write(block)
+                part.flush()
+                os.replace(part.name, file)
+            except OSError:
+                os.unlink(part.name)  # or it would take up a disk that is full
+                raise
     except OSError as error:
         logger.warning("the converted weights cannot be kept in %s: %s", file.parent, error)
 
