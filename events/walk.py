@@ -111,6 +111,8 @@ def _opened(store: Readable, name: str) -> BinaryIO:
         return store.open(name)
     except FileNotFoundError as error:
         raise LogDamaged(name, 1, 0, "the segment was removed while the log was read") from error
+    except OSError as error:
+        raise LogDamaged(name, 1, 0, f"cannot be read: {error}") from error
 
 
 def _segment_of(store: Readable, names: list[str], seq: int) -> int:

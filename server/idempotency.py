@@ -49,9 +49,12 @@ def key_of(request: Request, data: Any, options: ServeOptions) -> Key | None:
 
     Without API keys all clients are one, whatever they send as theirs.
     """
-    given = request.headers.get(HEADER)
-    if given is None:
+    names = request.headers.getlist(HEADER)
+    if not names:
         return None
+    if len(names) > 1:
+        raise invalid(HEADER, "is given more than once", names)
+    given = names[0]
     found = _NAME.fullmatch(given)
     if found is None:
         raise invalid(HEADER, "must be 1 to 255 visible ASCII characters, in double quotes or not", given)

@@ -26,6 +26,8 @@ from leftfold.server.streaming import EventStream, frame, until_gone
 responses = APIRouter(tags=["responses"])
 _HEADS = 4
 """Events before the first text; the event after which a reader has k tokens has the number _HEADS - 1 + k."""
+_SAID = {"true": True, "1": True, "false": False, "0": False}
+"""What `stream` may be in a query."""
 
 
 @responses.post("/v1/responses", openapi_extra={**documented(ResponseBody), **KEYED})
@@ -90,7 +92,10 @@ async def retrieve(request: Request, name: str) -> Response:
     """The response as it is now; with `stream=true` its events, those after number `starting_after` alone."""
     state, kept = _found(request, name)
     query = request.query_params
-    if query.get("stream", "false").lower() not in ("true", "1"):
+    stream = _SAID.get(query.get("stream", "false").lower())
+    if stream is None:
+        raise invalid("stream", "must be true or false", query["stream"])
+    if not stream:
         return json_response(_whole(state, kept))
     after = query.get("starting_after", request.headers.get("last-event-id"))
     if after is not None and not (after.isascii() and after.isdigit() and len(after) < 10):

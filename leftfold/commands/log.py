@@ -54,7 +54,12 @@ def run_cat(args: argparse.Namespace) -> int:
     import orjson
 
     from leftfold.events import LogError
+    from leftfold.events.codec import TAGS
+    from leftfold.events.types import EVENTS
 
+    kinds = [TAGS[cls] for cls in EVENTS]
+    if args.type is not None and args.type not in kinds:
+        raise UsageError(f"--type {args.type}: no such record; there are {', '.join(kinds)}")
     found = []
     reader = read_log(args.log)
     named = _Naming(args.rid) if args.rid is not None else None
@@ -62,7 +67,7 @@ def run_cat(args: argparse.Namespace) -> int:
         for seq, line in enumerate(reader.lines(), reader.first_seq):
             if args.last is not None and seq > args.last:
                 break
-            if seq < args.first or (args.type and b'"type":"%b"' % args.type.encode() not in line[:120]):
+            if seq < args.first or (args.type is not None and b'"type":"%b"' % args.type.encode() not in line[:120]):
                 continue
             if named is not None and line not in named:
                 continue
@@ -271,8 +276,11 @@ def run_sanitize(args: argparse.Namespace) -> int:
     from leftfold.replay.sanitize import SanitizeError, sanitize
 
     out = Path(args.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UsageError(f"{out} is there already: give the name of a new folder")
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise UsageError(f"{out} is there already: give the name of a new folder")
+    except OSError as error:
+        raise UsageError(f"{out}: {error.strerror}") from error
     try:
         key = Path(args.key).read_bytes() if args.key else None
     except OSError as error:

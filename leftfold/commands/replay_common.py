@@ -91,7 +91,7 @@ def _policy(text: str) -> str:
 
 
 def read_log(path: str) -> LogReader:
-    """The log in a folder. Raises UsageError when there is none; reading raises LogError on damage."""
+    """The log in a folder. Raises UsageError when there is none to look at; reading raises LogError on damage."""
     import warnings
 
     from leftfold.events import EventLog, LogNotFound, SnapshotPassedOver, TornTail
@@ -102,6 +102,8 @@ def read_log(path: str) -> LogReader:
         return EventLog.read(path)
     except LogNotFound as error:
         raise UsageError(str(error)) from error
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from error
 
 
 def checked_settings(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

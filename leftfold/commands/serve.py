@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(http, "--api-key", type=key, help="key that clients must send as a bearer token (LEFTFOLD_API_KEY)")
     _add(http, "--admin-api-key", type=key, help="key for control routes, such as /pause (LEFTFOLD_ADMIN_API_KEY)")
     _add(http, "--served-model-name", help="the model's name in the API (default: its own)")
-    _add(http, "--max-body-bytes", type=size, help="largest request body (16MiB)")
+    _add(http, "--max-body-bytes", type=body_size, help="largest request body (16MiB)")
     _add(http, "--max-open-requests", type=positive, help="requests that are answered at a time (4096)")
     _add(http, "--max-n", type=positive, help="most choices of one request (128)")
     _add(http, "--request-timeout", type=seconds, help="seconds until an answer ends at the latest (0: no limit)")
@@ -95,6 +95,14 @@ def policy(text: str) -> str:
         return load(text)
     except PolicyError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def body_size(text: str) -> int:
+    """The largest body; with none at all nothing could be asked."""
+    value = size(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} leaves no room for a body: give at least 1")
+    return value
 
 
 def segment(text: str) -> int:

@@ -198,6 +198,12 @@ def test_a_key_that_is_none(app: App, key: bytes) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, HEADER)
 
 
+def test_two_keys_are_none(app: App) -> None:
+    answer = app.post("/v1/completions", ASKED, headers=[(HEADER, "a"), (HEADER, "b")])
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, HEADER)
+    assert not app.engine.groups
+
+
 def test_a_body_that_cannot_be_compared(app: App) -> None:
     deep: Any = []
     for _ in range(400):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +69,32 @@ def test_cat_gives_every_record_and_filters(folder: Path, said: Said) -> None:
     assert named == [line for line in lines if line.get("rid") == "c" or line in joins]
     assert len(joins) > 1
     assert said.json("log", "cat", folder, "--rid", "nobody") == (0, {"records": []})
+
+
+@pytest.mark.parametrize("command", [
+    ("log", "cat"), ("log", "stat"), ("log", "verify"), ("log", "sanitize", "OUT"), ("log", "export", "OUT"),
+    ("replay", "verify"), ("replay", "show"),
+])  # fmt: skip
+def test_a_segment_that_cannot_be_opened_is_a_finding(
+    folder: Path, tmp_path: Path, said: Said, command: tuple[str, ...]
+) -> None:
+    first = segments(folder)[0]
+    first.unlink()
+    first.mkdir()
+    code, text = said(*command[:2], folder, *(tmp_path / word for word in command[2:]))
+    assert code == 1 and f"{first.name}, line 1, byte 0: cannot be read: " in text
+
+
+@pytest.mark.parametrize("command", [("log", "verify"), ("log", "sanitize"), ("replay", "show")])
+def test_a_folder_that_cannot_be_looked_into_is_wrong_use(
+    folder: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    def denied(path: object) -> list[str]:
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "listdir", denied)
+    out = [tmp_path / "out"] if "sanitize" in command else []
+    assert said(*command, folder, *out) == (2, f"leftfold: {folder}: Permission denied\n")
 
 
 def test_stat_counts_what_there_is(folder: Path, said: Said) -> None:

@@ -176,6 +176,15 @@ def test_an_engine_that_died_is_a_500(app: App, stream: bool) -> None:
     assert app.request("GET", "/metrics").status_code == 200
 
 
+@pytest.mark.parametrize(("stream", "status"), [("true", 200), ("0", 200), ("maybe", 400), ("", 400)])
+def test_how_a_response_is_read_again(app: App, stream: str, status: int) -> None:
+    name = app.post("/v1/responses", {"input": "hi", "max_output_tokens": 6}).json()["id"]
+    answer = app.request("GET", f"/v1/responses/{name}?stream={stream}")
+    assert answer.status_code == status
+    assert answer.headers["content-type"].startswith("text/event-stream" if stream == "true" else "application/json")
+    assert status == 200 or answer.json()["error"]["param"] == "stream"
+
+
 # Clients that go
 
 
