@@ -20,7 +20,8 @@ from leftfold.text import AnswerText
 
 # The engine's finish reasons in the API's words. Whatever cut an answer short is "length": it is incomplete.
 FINISH_REASONS: Mapping[str, str] = {"stop": "stop", "length": "length", "abort": "length", "deadline": "length"}
-_FIRST_OUTPUT_SECONDS = 5.0
+FIRST_OUTPUT_SECONDS = 5.0
+"""So long the status waits for the first output; after that a stream begins, and says in it what goes wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ class Generation:
         """Waits a while for the first output; raises the ApiError if it says that there is no answer."""
         first = None
         with contextlib.suppress(TimeoutError):  # a long wait: let the client see that the answer has begun
-            first = await asyncio.wait_for(self.group.first(), _FIRST_OUTPUT_SECONDS)
+            first = await asyncio.wait_for(self.group.first(), FIRST_OUTPUT_SECONDS)
         if first is not None:
             self._check(first)
 

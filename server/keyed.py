@@ -13,14 +13,12 @@ from starlette.responses import Response
 from leftfold.server.answers import Answer, chunk_frames, shape_of, whole_of
 from leftfold.server.bodies import json_response, server_state
 from leftfold.server.errors import ApiError, engine_error, stopping, too_late
+from leftfold.server.generation import FIRST_OUTPUT_SECONDS
 from leftfold.server.idempotency import key_of, marked
 from leftfold.server.kept import Kept
 from leftfold.server.reading import Reading
 from leftfold.server.state import ServerState
 from leftfold.server.streaming import EventStream, until_gone
-
-FIRST_OUTPUT_SECONDS = 5.0
-"""So long the status waits for the first output; after that a stream begins, and says in it what goes wrong."""
 
 
 async def answered(request: Request, data: Any, stream: bool, make: Callable[[], Awaitable[Answer]]) -> Response:
