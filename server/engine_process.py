@@ -1,8 +1,8 @@
 """The engine's process: builds the engine, feeds its inbox from a socket, sends what it makes visible.
 
-Started as `python -m leftfold.server.engine_process`; the first line of standard input is a JSON object (options,
-socket addresses, the engine's builder, how the process before died), and the end of standard input means that the
-parent is gone.
+Started as `python -m leftfold.server.engine_process BUILDER`; the first line of standard input is a JSON object
+(options, socket addresses, the engine's builder, how the process before died), and the end of standard input means
+that the parent is gone.
 """
 
 from __future__ import annotations
@@ -62,7 +62,13 @@ def main() -> int:
     """Runs the engine until told to stop. Returns the process's exit code."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     logging.basicConfig(level=logging.WARNING, format="leftfold: %(levelname)s: %(message)s", stream=sys.stderr)
-    setup: Mapping[str, Any] = orjson.loads(sys.stdin.buffer.readline())
+    for builder in sys.argv[1:]:  # imports what the builder needs before it is known what to build
+        with suppress(Exception):  # whatever is wrong with it is told when it is used
+            importlib.import_module(builder.partition(":")[0])
+    line = sys.stdin.buffer.readline()
+    if not line:  # the server has changed its mind
+        return 0
+    setup: Mapping[str, Any] = orjson.loads(line)
     threading.Thread(target=_die_with_parent, name="parent-watch", daemon=True).start()
     context: zmq.Context[Any] = zmq.Context()
     send = _Sender(context, setup["outputs"])

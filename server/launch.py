@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import signal
 import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from asyncio.subprocess import Process
+
     from leftfold.server.options import ServeOptions
 
 BUILDER = "leftfold.builder:build_engine"
@@ -32,12 +35,34 @@ def serve(options: ServeOptions, builder: str = BUILDER) -> int:
         return REFUSED
     import asyncio
 
-    from leftfold.server.supervisor import Supervisor
-
     with contextlib.ExitStack() as stack:
         for listener in listeners:
             stack.enter_context(listener)
-        return asyncio.run(Supervisor(options, listeners, builder).run())
+        return asyncio.run(_supervise(options, listeners, builder))
+
+
+async def _supervise(options: ServeOptions, listeners: list[socket.socket], builder: str) -> int:
+    """The engine's process imports what it needs while this one does."""
+    import asyncio
+
+    asked_to_stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, asked_to_stop.set)
+    process = await start_process(builder)
+    try:
+        from leftfold.server.supervisor import Supervisor
+    except BaseException:
+        process.kill()
+        raise
+    return await Supervisor(options, listeners, builder, process, asked_to_stop).run()
+
+
+async def start_process(builder: str) -> Process:
+    """An engine's process, which waits for the line that says what to do."""
+    import asyncio.subprocess
+
+    command = (sys.executable, "-m", "leftfold.server.engine_process", builder)
+    return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:

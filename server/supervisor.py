@@ -10,7 +10,7 @@ import socket
 import sys
 import threading
 import time
-from asyncio.subprocess import PIPE, Process
+from asyncio.subprocess import Process
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -24,7 +24,7 @@ from leftfold.server.client import EngineClient
 from leftfold.server.deaths import oom_kills, own_doing
 from leftfold.server.folders import SocketFolder
 from leftfold.server.group import EngineGone
-from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name
+from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name, start_process
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
 from leftfold.server.restarts import Restarts
@@ -65,9 +65,19 @@ class _Http(uvicorn.Server):
 
 
 class Supervisor:
-    """Owns the listener, the HTTP server, the engine's process and the way they end. `run` once."""
+    """Owns the listener, the HTTP server, the engine's process and the way they end. `run` once.
 
-    def __init__(self, options: ServeOptions, listeners: Sequence[socket.socket], builder: str) -> None:
+    `spare`: a process of an engine that waits to be told what to do. `asked_to_stop`: set where that was asked already.
+    """
+
+    def __init__(
+        self,
+        options: ServeOptions,
+        listeners: Sequence[socket.socket],
+        builder: str,
+        spare: Process,
+        asked_to_stop: asyncio.Event,
+    ) -> None:
         self._options = options
         self._listeners = list(listeners)
         self._builder = builder
@@ -76,11 +86,12 @@ class Supervisor:
         self._http = _Http(_http_config(self._state))
         self._folder = SocketFolder()
         self._client: EngineClient | None = None
+        self._spare: Process | None = spare
         self._process: Process | None = None
         self._starts = self._oom_kills = 0
         self._log_name = ""
         self._engine_addresses: dict[str, str] = {}
-        self._asked_to_stop = asyncio.Event()
+        self._asked_to_stop = asked_to_stop
         self._asked_again = asyncio.Event()
         self._no_fetch = threading.Event()
 
@@ -236,9 +247,7 @@ class Supervisor:
         options = self._options.without_keys()
         setup = {**self._engine_addresses, "builder": self._builder, "options": options, "died": died}
         self._oom_kills = oom_kills()
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "leftfold.server.engine_process", stdin=PIPE, start_new_session=True
-        )
+        self._process, self._spare = self._spare or await start_process(self._builder), None
         assert self._process.stdin is not None
         self._process.stdin.write(orjson.dumps(setup) + b"\n")
         return self._process
@@ -265,6 +274,9 @@ class Supervisor:
         self._http.should_exit = True
         with contextlib.suppress(asyncio.CancelledError):
             await http
+        if self._spare is not None:
+            self._spare.kill()
+            await self._spare.wait()
         if self._process is not None:
             await self._end_engine(self._process, until - time.monotonic())
         if self._state.shelf.file is not None:

@@ -41,9 +41,7 @@ class Texts:
     async def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
         """The prompt text of a conversation. Raises a 400 ApiError if the model's template refuses it."""
         size = sum(len(message["content"]) for message in messages)
-        render = functools.partial(
-            self._tokenizer.render_chat, messages, add_generation_prompt=add_generation_prompt
-        )
+        render = functools.partial(self._tokenizer.render_chat, messages, add_generation_prompt=add_generation_prompt)
         try:
             return await self._workers(size).run(render)
         except TemplateError as error:
