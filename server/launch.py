@@ -53,6 +53,7 @@ async def _supervise(options: ServeOptions, listeners: list[socket.socket], buil
         from leftfold.server.supervisor import Supervisor
     except BaseException:
         process.kill()
+        await process.wait()
         raise
     return await Supervisor(options, listeners, builder, process, asked_to_stop).run()
 

@@ -1,13 +1,14 @@
 """Measure. `control`: what a step costs on the control plane. `log`: what the log costs, by durability. `replay`: how
 fast a log becomes a state again. `fidelity`: how far simulations are from what they simulate. `latency`, `throughput`,
-`serve`: a model, in this process or over HTTP. `recovery`: that a server which is killed loses nothing.
+`serve`: a model, in this process or over HTTP. `determinism`: that a crowd changes no token. `recovery`: that a server
+which is killed loses nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from leftfold.bench import control, fidelity, latency, log, recovery, replay, serve, throughput
+from leftfold.bench import control, determinism, fidelity, latency, log, recovery, replay, serve, throughput
 from leftfold.commands.common import subcommands
 
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     of_latency = "one stream: time to the first token, and tokens per second after it"
     of_throughput = "many requests at once: tokens per second"
     of_serve = "streams over HTTP: time to the first token, tokens per second, beside other servers"
+    of_determinism = "the same requests alone and in crowds under random limits: every token must be the same"
     of_recovery = "a server that is killed again and again, while streams run and resume"
     subcommands(
         parser,
@@ -30,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             "latency": (of_latency, latency.add_arguments, latency.run),
             "throughput": (of_throughput, throughput.add_arguments, throughput.run),
             "serve": (of_serve, serve.add_arguments, serve.run),
+            "determinism": (of_determinism, determinism.add_arguments, determinism.run),
             "recovery": (of_recovery, recovery.add_arguments, recovery.run),
         },
     )
