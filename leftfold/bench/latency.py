@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import statistics
 
+from leftfold.bench import serve
 from leftfold.bench.presets import PRESETS, add_engine_arguments
 from leftfold.commands.common import OK, print_json
 
@@ -12,12 +13,15 @@ from leftfold.commands.common import OK, print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `leftfold bench latency`."""
     add_engine_arguments(parser, "A")
+    serve.add_peers(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; exit code 0. Each round has another prompt, so that no cache answers for it."""
     from leftfold.bench.local import LocalEngine
 
+    if args.vs:  # over HTTP then, for all alike
+        return serve.run(argparse.Namespace(**vars(args), url=None))
     preset = PRESETS[args.preset]
     with LocalEngine(args, preset) as engine:
         rounds = []

@@ -1,7 +1,8 @@
 """Streams over HTTP, all at once: time to first token, time per token, tokens per second.
 
-Without --url a server is started on loopback for the run, with an asynchronous log. --vs NAME=URL measures other
-OpenAI-compatible servers that run already, in turn with the same prompts, and tells ratios.
+Without --url a server is started on loopback for the run, with an asynchronous log. --vs measures others with the same
+prompts and limits, one after the other, and tells ratios: `vllm` and `llama.cpp` are started where they are installed
+(`vllm=PYTHON`, `llama.cpp=PROGRAM`: where), NAME=URL is an OpenAI-compatible server that runs already.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
+from leftfold.bench import peer_servers
 from leftfold.bench.presets import PRESETS, Preset
 from leftfold.commands.common import OK, UsageError, positive, print_json
 
@@ -37,18 +39,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
     parser.add_argument("--rounds", type=positive, default=3, help="measured rounds; medians are told (%(default)s)")
     parser.add_argument("--url", help="a server that runs already, instead of starting one")
-    parser.add_argument("--vs", action="append", default=[], metavar="NAME=URL", help="another server to compare with")
+    add_peers(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def add_peers(parser: argparse.ArgumentParser) -> None:
+    """The argument `--vs`."""
+    told = "another engine to compare with, over HTTP: vllm, llama.cpp (started), or NAME=URL"
+    parser.add_argument("--vs", action="append", default=[], metavar="PEER", help=told)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; exit code 0."""
     preset = PRESETS[args.preset]
-    others = dict(_peer(text) for text in args.vs)
+    peers = [peer_servers.peer(text) for text in args.vs]
     with _given(args.url) if args.url else _started(args, preset) as (url, ready):
         found = {"preset": args.preset, "model": args.model, "rounds": args.rounds, "ready_seconds": ready}
         found |= measure(url, preset, args.rounds)
-    found["peers"] = {name: measure(peer, preset, args.rounds) for name, peer in others.items()}
+    found["peers"] = {}
+    for peer in peers:
+        with peer_servers.serving(peer, args.model, preset, args.threads) as url:
+            theirs = measure(url, preset, args.rounds)
+        found["peers"][peer.name] = {**theirs, "ratios": _ratios(found, theirs)}
     if args.json:
         print_json(found)
     else:
@@ -56,19 +68,17 @@ def run(args: argparse.Namespace) -> int:
     return OK
 
 
+FIGURES = ("output_throughput", "decode_throughput", "median_ttft_ms", "median_tpot_ms")
+
+
+def _ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
+    return {name: round(ours[name] / theirs[name], 3) for name in FIGURES}
+
+
 def _print(preset: str, found: dict[str, Any]) -> None:
-    names = ("output_throughput", "median_ttft_ms", "median_tpot_ms")
-    print(f"{preset}: " + ", ".join(f"{name} {found[name]}" for name in names))
+    print(f"{preset}: " + ", ".join(f"{name} {found[name]}" for name in FIGURES))
     for peer, theirs in found["peers"].items():
-        ratios = (f"{name} {theirs[name]} (× {found[name] / theirs[name]:.2f})" for name in names)
-        print(f"  {peer}: " + ", ".join(ratios))
-
-
-def _peer(text: str) -> tuple[str, str]:
-    name, equals, url = text.partition("=")
-    if not equals or not url.startswith("http://"):
-        raise UsageError(f"--vs {text!r} is not of the form NAME=http://HOST:PORT")
-    return name, url
+        print(f"  {peer}: " + ", ".join(f"{name} {theirs[name]} (× {theirs['ratios'][name]:.2f})" for name in FIGURES))
 
 
 @contextmanager
@@ -88,6 +98,9 @@ def _started(args: argparse.Namespace, preset: Preset) -> Iterator[tuple[str, fl
         command = [sys.executable, "-m", "leftfold", "serve", args.model, "--port", str(port)]
         command += ["--threads", str(args.threads), "--max-num-seqs", str(preset.running)]
         command += ["--log-dir", f"{folder}/log", "--disable-access-log"]
+        for name in ("quantization", "max_num_batched_tokens"):
+            if (value := getattr(args, name, None)) is not None:
+                command += [f"--{name.replace('_', '-')}", str(value)]
         begun = time.perf_counter()
         with open(f"{folder}/stderr", "wb") as errors:
             process = subprocess.Popen(command, stderr=errors, stdin=subprocess.DEVNULL)
@@ -147,6 +160,7 @@ def _figures(streams: Sequence[tuple[list[float], int, int]], seconds: float) ->
         "median_ttft_ms": statistics.median(ttft) * 1e3,
         "p99_ttft_ms": sorted(ttft)[int(0.99 * (len(ttft) - 1))] * 1e3,
         "median_tpot_ms": statistics.median(tpot) * 1e3,
+        "decode_throughput": statistics.median(1 / max(each, 1e-9) for each in tpot),
     }
 
 
@@ -162,20 +176,20 @@ async def _stream(url: str, model: str, prompt: list[int], output: int) -> tuple
     head = f"POST /v1/completions HTTP/1.1\r\nHost: {address.netloc}\r\nContent-Type: application/json\r\n"
     writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
     times: list[float] = []
-    usage: dict[str, int] = {}
+    last = b""  # the client shares the cores: it reads only what it must
     try:
         status = await reader.readline()
         if b" 200 " not in status:
             raise ValueError(status.decode(errors="replace").strip() or "nothing")
         async for line in reader:
-            if not line.startswith(b"data: {"):
-                continue
-            event = json.loads(line[6:])
-            usage = event.get("usage") or usage
-            if event.get("choices"):
+            if line.startswith(b"data: {"):
                 times.append(time.perf_counter() - begun)
+                last = line
     finally:
         writer.close()
-    if not times or not usage:
+    usage = json.loads(last[6:] or b"{}").get("usage")
+    if not usage or len(times) < 2:
         raise ValueError("a stream ended without tokens or without its usage")
+    if not json.loads(last[6:]).get("choices"):  # an event of the usage alone is no token
+        times.pop()
     return times, usage["completion_tokens"], usage["prompt_tokens"]

@@ -6,6 +6,7 @@ import argparse
 import statistics
 from typing import Any
 
+from leftfold.bench import serve
 from leftfold.bench.presets import PRESETS, add_engine_arguments
 from leftfold.commands.common import OK, print_json
 
@@ -13,12 +14,15 @@ from leftfold.commands.common import OK, print_json
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `leftfold bench throughput`."""
     add_engine_arguments(parser, "BC")
+    serve.add_peers(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure and print; exit code 0. Each round has other prompts; what a cache holds of them is said."""
     from leftfold.bench.local import LocalEngine, rates
 
+    if args.vs:  # over HTTP then, for all alike
+        return serve.run(argparse.Namespace(**vars(args), url=None))
     preset = PRESETS[args.preset]
     cold, primed = [], []
     with LocalEngine(args, preset) as engine:
