@@ -22,7 +22,8 @@ SAMPLED_SECONDS = 16.0
 SUITE_SECONDS = 60.0
 MOST_TESTS = 8
 _TOLD = ("kind", "message", "runs", "steps")
-_HEAVY = re.compile("torch|tiny_models|leftfold.server|leftfold.llm|LLM|subprocess|tests.e2e")
+_HEAVY = re.compile("torch|tiny_models|leftfold.server|leftfold.llm|LLM|subprocess|tests.e2e|replay.mutants")
+_FUZZING = ("test_fuzz", "test_machine")  # which the fuzzer was tried with
 PATIENCE, LEAST_PATIENCE = 20, 120
 """A trial that gives no answer within so many times its limit, or so many seconds if that is longer, is ended."""
 
@@ -127,16 +128,18 @@ def noticed(mutant: Sampled, seed: int, seconds: float, tests: Path) -> dict[str
 
 
 def tests_of(file: str, tests: Path) -> list[str]:
-    """Files of unit tests, without a server or a model, that speak most of what `file` defines."""
+    """Files of unit and property tests, without a server or a model, that speak most of `file` and what it defines."""
+    stem, module = Path(file).stem, ".".join(("leftfold", *Path(file).with_suffix("").parts))
     tree = ast.parse((PACKAGE / file).read_text())
     names = [node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))]
-    words = re.compile(rf"\b({'|'.join([Path(file).stem, *names])})\b")
+    words = re.compile(rf"\b({'|'.join([stem, *(name for name in names if len(name) > 5)])})\b")
     found: list[tuple[int, str]] = []
-    for path in sorted((tests / "unit").glob("test_*.py")):
+    for path in sorted((*(tests / "unit").glob("test_*.py"), *(tests / "property").glob("test_*.py"))):
         text = path.read_text()
-        if count := 0 if _HEAVY.search(text) else len(words.findall(text)):
-            found.append((-count, str(path)))
-    return [path for _, path in sorted(found)[:MOST_TESTS]]
+        if path.stem not in _FUZZING and not _HEAVY.search(text):
+            bonus = 1000 * (stem in path.stem) + 100 * (f"from {module} import" in text)
+            found.append((bonus + len(words.findall(text)), str(path)))
+    return [path for count, path in sorted(found, reverse=True)[:MOST_TESTS] if count]
 
 
 def _line(mutant: Mutant, row: Mapping[str, Any]) -> str:
