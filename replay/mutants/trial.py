@@ -56,7 +56,10 @@ def run(job: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fuzz(job: Mapping[str, Any]) -> dict[str, Any]:
-    """Fuzz until something is found or so many seconds of processor time, this process's start included, are over."""
+    """Fuzz until something is found or so many seconds of processor time, this process's start included, are over.
+
+    `skip`, `runs`: runs of the seed that are left out first, and that are made at most.
+    """
     from pathlib import Path
 
     from leftfold.replay.fuzzing import PROFILES, Tally, Violation, fuzz, shrink, source_of, write_test
@@ -66,15 +69,15 @@ def _fuzz(job: Mapping[str, Any]) -> dict[str, Any]:
 
     def go_on(tally: Tally) -> bool:
         signal.setitimer(signal.ITIMER_VIRTUAL, HANG_SECONDS)
-        return process_time() < float(job["seconds"])
+        return process_time() < float(job["seconds"]) and tally.runs < job.get("runs", tally.runs + 1)
 
     signal.signal(signal.SIGVTALRM, hang)
-    tally = fuzz(job["seed"], go_on, PROFILES[job["profile"]])
+    tally = fuzz(job["seed"], go_on, PROFILES[job["profile"]], job.get("skip", 0))
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     answer: dict[str, Any] = {"seconds": round(process_time(), 2), "runs": tally.runs, "steps": tally.steps}
     if tally.found is None:
         return {**answer, "caught": False}
-    answer |= {"caught": True, "kind": tally.found.kind, "message": str(tally.found.fault)}
+    answer |= {"caught": True, "number": tally.number, "kind": tally.found.kind, "message": str(tally.found.fault)}
     if job.get("out"):
         end = process_time() + SHRINK_SECONDS
         small = shrink(tally.found, lambda tries: process_time() < end)
