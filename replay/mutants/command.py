@@ -127,8 +127,8 @@ def noticed(mutant: Sampled, seed: int, seconds: float, tests: Path) -> dict[str
         spent += answer.get("seconds", 0.0)
         if answer.get("caught") or "error" in answer:  # what does not even import, or end, is noticed
             found = {"kind": "broken", "message": answer.get("error"), "runs": 0, "steps": 0, **answer}
-            told, caught = {key: found[key] for key in _TOLD}, answer.get("sound", True)
-            return {**told, "caught": caught, "seconds": round(spent, 2)}
+            row = {key: found[key] for key in _TOLD}
+            return {**row, "caught": answer.get("sound", True), "seconds": round(spent, 2)}
         if not answer["planted"]:
             break  # no run imports it
     suite = tests_of(mutant.file, tests)
