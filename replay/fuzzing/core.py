@@ -114,8 +114,8 @@ class Core:
 
     def _rows(self) -> list[Client]:
         """Who runs."""
-        seats = [seat for seat in self.state.by_slot if seat is not None]
-        return [self.clients[seat.request.key] for seat in seats if seat.request.key in self.clients]
+        found = [client_in(self.state, self.clients, slot) for slot in range(len(self.state.by_slot))]
+        return [client for client in found if client is not None]
 
     def _reconfigured(self, before: Sequence[Client]) -> None:
         """Of the rows there were `before` other limits, the best ranked stay, as many as there may be."""
