@@ -78,6 +78,13 @@ def key(text: str) -> str:
     return text
 
 
+def named(text: str) -> str:
+    """A name or a folder; an empty one would be the folder we are in."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty: give a name, or leave the option out")
+    return text
+
+
 def keys_from_environment(*options: str) -> dict[str, str]:
     """Keys that the environment gives, by option: `LEFTFOLD_API_KEY` is `api_key`. Raises UsageError for empty ones."""
     found = {}

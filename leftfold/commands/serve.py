@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from leftfold.commands.common import key, keys_from_environment, natural, positive, seconds, size
+from leftfold.commands.common import key, keys_from_environment, named, natural, positive, seconds, size
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(http, "--port", type=port, help="port to listen on (8000; 0: any free one)")
     _add(http, "--api-key", type=key, help="key that clients must send as a bearer token (LEFTFOLD_API_KEY)")
     _add(http, "--admin-api-key", type=key, help="key for control routes, such as /pause (LEFTFOLD_ADMIN_API_KEY)")
-    _add(http, "--served-model-name", help="the model's name in the API (default: its own)")
+    _add(http, "--served-model-name", type=named, help="the model's name in the API (default: its own)")
     _add(http, "--max-body-bytes", type=body_size, help="largest request body (16MiB)")
     _add(http, "--max-open-requests", type=positive, help="requests that are answered at a time (4096)")
     _add(http, "--max-n", type=positive, help="most choices of one request (128)")
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(http, "--engine-restarts", type=natural, help="starts in a row of an engine process that died (5)")
     _add(http, "--disable-access-log", action="store_true", help="no line per HTTP request")
     log = parser.add_argument_group("log")
-    _add(log, "--log-dir", metavar="DIR", help="the log itself (logs/<model>)")
+    _add(log, "--log-dir", type=named, metavar="DIR", help="the log itself (logs/<model>)")
     _add(log, "--durability", choices=("off", "async", "strict"), help="what is kept before it is told (async)")
     _add(log, "--on-log-failure", choices=("stop", "serve"), help="stop admitting (default), or go on without a log")
     _add(log, "--log-segment-bytes", type=segment, metavar="SIZE", help="size at which a segment is closed (64MiB)")

@@ -12,7 +12,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
-from leftfold.commands.common import FINDING, OK, Parser, UsageError, natural, positive, print_json, setting
+from leftfold.commands.common import FINDING, OK, Parser, UsageError, named, natural, positive, print_json, setting
 
 if TYPE_CHECKING:
     from leftfold.executor.cost import CostModel
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", type=setting, action="append", default=[],
                         help=f"the engine's limits (default {defaults}, max_model_len as the trace needs)")  # fmt: skip
     parser.add_argument("--policy", metavar="NAME", help="who is admitted first: a name, or module:function")
-    parser.add_argument("--log", metavar="DIR", help="keep the engine's events here (with one replica)")
+    parser.add_argument("--log", type=named, metavar="DIR", help="keep the engine's events here (with one replica)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 
