@@ -138,12 +138,12 @@ def spoil_plan(kind: str, plan: Plan, state: State) -> Plan:
             if tampered is not None:
                 return tampered
     if kind == "slot" and plan.join:
-        return replace(plan, join=[plan.join[0]._replace(slot=config.slots), *plan.join[1:]])
+        return replace(plan, join=[plan.join[0]._replace(slot=len(state.by_slot)), *plan.join[1:]])
     if kind == "page" and plan.join:
         first, *others = plan.join
         return replace(plan, join=[first._replace(pages=[[*first.pages[0][:-1], config.num_pages]]), *others])
     if kind == "chunk":
-        return replace(plan, chunks=[*plan.chunks, Chunk(config.slots, 1, False)])
+        return replace(plan, chunks=[*plan.chunks, Chunk(len(state.by_slot), 1, False)])
     if kind == "end":
         return replace(plan, ends=[*plan.ends, End("nobody", 0, "deadline")])
     if kind == "preempt":
