@@ -120,7 +120,11 @@ def _vllm(program: str, path: Path, folder: Path, preset: Preset, threads: int) 
     command = [program, "-m", "vllm.entrypoints.openai.api_server", "--model"]
     command += [str(path if (path / "config.json").is_file() else whole(path, folder / "model")), "--dtype", "bfloat16"]
     command += ["--max-num-seqs", str(preset.running), "--max-model-len", str(preset.reach + 32)]
-    return command, {"OMP_NUM_THREADS": str(threads), "VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_NO_USAGE_STATS": "1"}
+    cores = f"0-{threads - 1}" if threads > 1 else "0"  # else it leaves one of them to its server's process
+    return command, {
+        "OMP_NUM_THREADS": str(threads), "VLLM_CPU_OMP_THREADS_BIND": cores, "VLLM_CPU_KVCACHE_SPACE": "2",
+        "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
 
 
 def _llama(program: str, path: Path, folder: Path, preset: Preset, threads: int) -> Command:

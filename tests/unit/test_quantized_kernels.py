@@ -141,6 +141,8 @@ class Model:
                 parts = self.model.forward(given, memory).split(lengths.tolist())
             for (row, _, _), part in zip(step, parts, strict=True):
                 out.setdefault(row, []).append(part)
+        memory.clear()
+        assert not any(bool(part.any()) for part in memory.tensors)
         return {row: torch.cat(parts) for row, parts in out.items()}
 
 

@@ -15,6 +15,8 @@ class QuantizedMemory:
 
     def __init__(self, config: ModelConfig, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
+        self.used = False
+        """Whether anything was written: what was not takes no memory yet, and must not for being cleared."""
         self.blocks = -(-page_size // BLOCK)
         dim, each = config.head_dim, (config.num_layers, num_pages, config.num_kv_heads, self.blocks)
         self.keys = zeros((*each, dim // 4, BLOCK, 4), torch.uint8)
@@ -35,14 +37,16 @@ class QuantizedMemory:
             memory[:, target] = memory[:, source]
 
     def clear(self) -> None:
-        for memory in self.tensors:
-            memory.zero_()
+        if self.used:
+            for memory in self.tensors:
+                memory.zero_()
 
     def write(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Quantize and store `keys`, `values` [tokens, kv_heads, head_dim]; `places`: page · page_size + offset.
 
         Rows that are not finite are stored as zeros: their page may go to somebody else.
         """
+        self.used = True
         page, offset = places // self.page_size, places % self.page_size
         block, lane = offset // BLOCK, offset % BLOCK
         k, k_scale = reference.quantize(keys, 127.0, 0.0)

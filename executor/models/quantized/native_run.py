@@ -35,6 +35,7 @@ class NativeRun:
     def forward(self, step: StepInput, memory: QuantizedMemory) -> torch.Tensor:
         if memory is not self._memory:
             self._point_at(memory)
+        memory.used = True
         ids, layout = step.tokens, step.layout
         if not 0 <= int(ids.min()) <= int(ids.max()) < self._model.config.vocab_size:
             raise ModelError(f"token ids {int(ids.min())} to {int(ids.max())} are not all in the vocabulary")
