@@ -51,6 +51,11 @@ class SimDisk:
     def sizes(self) -> dict[str, int]:
         return {name: len(self.files[name].content) for name in sorted(self.files)}
 
+    @property
+    def deceives(self) -> bool:
+        """Whether a file that another follows is not safe, which no log would have let happen but for a lie."""
+        return any(file.safe < len(file.content) for name, file in self.files.items() if name != max(self.files))
+
     def kill(self, torn: int) -> None:
         """The process dies: its last write is perhaps cut short by `torn` bytes, all before it is with the system.
 

@@ -101,7 +101,7 @@ class DurableWorld(World):
         first try. `failed_sync`: this is why it died. `back`: µs by which the clock is behind afterwards. `old`: it was
         another version that wrote the log.
         """
-        lied = self.disk.lies
+        lied = self.disk.lies or self.disk.deceives
         if failed_sync:
             self.journal.fail_sync()
         holed = False
