@@ -78,8 +78,9 @@ class Rules:
             return self.start(world)
         if (world.desk.asleep or state.gate is Gate.PAUSED) and self.rng.random() < 0.25:
             return self.let_go(world)
-        if state.gate is Gate.CLOSING and self.rng.random() < 0.2:
-            return self.shutdown(world)
+        seldom = state.gate is not Gate.RUNNING or world.desk.asleep or world.desk.queue or not state.executor_present
+        if seldom and self.rng.random() < 0.15:
+            return self.rng.choice(_SELDOM)(self, world)
         crowd = self.habits.crowd + (state.gate is Gate.DRAINING)
         if len(world.clients) < crowd and state.gate in (Gate.RUNNING, Gate.DRAINING):
             if not self.themed or self.rng.random() < 0.5:
@@ -343,6 +344,11 @@ _THEMES: Sequence[Theme] = (
     }),
     Theme({Rules.abort: 5, Rules.abort_in_flight: 5, Rules.wait: 3, Rules.odd_admit: 2}),
 )  # fmt: skip
+_SELDOM: Sequence[Rule] = (
+    Rules.control, Rules.control, Rules.shutdown, Rules.shutdown, Rules.start, Rules.lose, Rules.abort, Rules.fail,
+    Rules.wait, Rules.tick, Rules.late_done,
+)  # fmt: skip
+"""What is done now and then where the engine is in a state that few runs bring it to: pairs of faults are rare."""
 _DISK_FAULTS = {
     Rules.flush: 1, Rules.sync: 1, Rules.snapshot: 1, Rules.lying_disk: 0.3, Rules.full_disk: 0.5, Rules.space: 0.5,
     Rules.clock_back: 0.3, Rules.crash: 3, Rules.damage: 2,
