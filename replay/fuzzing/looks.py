@@ -18,7 +18,9 @@ def refusal_code(state: State, config: Config, prompt: Sequence[int], max_tokens
     if state.gate in (Gate.CLOSING, Gate.STOPPED):
         return "closing"
     bound = (1 << 31) if config.vocab_size is None else config.vocab_size
-    if not 0 < count < config.max_model_len or count > config.num_pages * config.page_size or max_tokens < 1:
+    if not 0 < count < config.max_model_len or count > config.num_pages * config.page_size:
+        return "invalid"
+    if max_tokens < 1 or choices < 1:
         return "invalid"
     if not all(0 <= token < bound for token in prompt):
         return "invalid"
