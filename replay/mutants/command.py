@@ -130,14 +130,14 @@ def noticed(mutant: Sampled, seed: int, seconds: float, tests: Path) -> dict[str
             return {**row, "caught": answer.get("sound", True), "seconds": round(spent, 2)}
         if not answer["planted"]:
             break  # no run imports it
-    suite = tests_of(mutant.file, tests)
+    suite = suite_of(mutant.file, tests)
     told: dict[str, Any] = trial(mutant, suite=suite, seconds=SUITE_SECONDS) if suite else {"passed": True}
     answer |= {"kind": "tests", "message": " ".join(told.get("failed", ())) or told.get("error", "")}
     spent += told.get("seconds", 0.0)
     return {**{key: answer[key] for key in _TOLD}, "caught": told.get("passed") is False, "seconds": round(spent, 2)}
 
 
-def tests_of(file: str, tests: Path) -> list[str]:
+def suite_of(file: str, tests: Path) -> list[str]:
     """Files of unit tests, and of property tests that name `file`, without a server or a model.
 
     Those that speak most of `file` and what it defines come first.

@@ -13,7 +13,7 @@ import pytest
 from leftfold.replay import fuzz
 from leftfold.replay.mutants import catalogue
 from leftfold.replay.mutants.catalogue import PACKAGE, CatalogueError, Mutant, chosen, home, read
-from leftfold.replay.mutants.command import noticed, tests_of, trial, tried
+from leftfold.replay.mutants.command import noticed, suite_of, trial, tried
 from leftfold.replay.mutants.sampling import ROOMS, changes, sampled
 
 MUTANTS = read(home())
@@ -178,5 +178,5 @@ def test_a_sample_is_spread_over_all_files_and_is_the_same_for_the_same_seed() -
 def test_a_small_change_is_noticed_by_the_fuzzer_or_by_tests_that_speak_of_it() -> None:
     demand = next(change for change in changes(PACKAGE / "fsm" / "limits.py") if "// page_size" in change.old)
     assert noticed(demand, 1, 8.0, home().parent)["caught"]
-    told = trial(demand, suite=tests_of("fsm/limits.py", home().parent)[:1], seconds=30)
+    told = trial(demand, suite=suite_of("fsm/limits.py", home().parent)[:1], seconds=30)
     assert not told["passed"] and told["failed"], told
