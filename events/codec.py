@@ -8,7 +8,7 @@ which names it; what `encode` has written, `decode` reads.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING
 from typing import Any, NoReturn
 
@@ -143,13 +143,15 @@ def _nested(params: SamplingParams) -> orjson.Fragment | None:
     return orjson.Fragment(encoded) if encoded != b"{}" else None
 
 
-_SELDOM = (
-    "min_tokens", "ignore_eos", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
-    "logit_bias", "n", "grammar", "processors",
-)  # fmt: skip
+_SELDOM: Mapping[type, Sequence[str]] = {
+    SamplingParams: (
+        "min_tokens", "ignore_eos", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+        "logit_bias", "n", "grammar", "processors",
+    ),
+}  # fmt: skip
 
 _FILL: Mapping[type, Callable[[dict[str, Any], Any, str], None]] = {
-    cls: filler(layout.writes, _is_default, _refuse, {SamplingParams: _nested}, () if cls is Admit else _SELDOM)
+    cls: filler(layout.writes, _is_default, _refuse, {SamplingParams: _nested}, _SELDOM.get(cls, ()))
     for cls, layout in _LAYOUTS.items()
 }
 _says_no_more = untouched(

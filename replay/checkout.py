@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -93,11 +94,9 @@ class Checkout:
 
     def close(self) -> None:
         """End the process."""
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
-            try:
-                pipe.close()  # type: ignore[union-attr]
-            except BrokenPipeError:
-                pass  # it went first
+        for pipe in filter(None, (self._process.stdin, self._process.stdout, self._process.stderr)):
+            with suppress(BrokenPipeError):  # it went first
+                pipe.close()
         self._process.terminate()
         self._process.wait(10)
 

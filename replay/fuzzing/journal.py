@@ -15,6 +15,7 @@ from typing import Any
 import orjson
 
 from leftfold.events import (
+    Admit,
     EventLog,
     LogBroken,
     LogDamaged,
@@ -336,8 +337,8 @@ def aged(body: bytes) -> bytes:
     if isinstance(raw.get("config"), dict):
         plain = {each.name: each.default for each in fields(Config) if each.default is not MISSING}
         raw["config"] = {key: value for key, value in raw["config"].items() if key not in plain or value != plain[key]}
-    if "params" in raw:
-        written = {each.name: getattr(event.params, each.name) for each in fields(SamplingParams) if each.init}  # type: ignore[union-attr]
+    if isinstance(event, Admit) and "params" in raw:
+        written = {each.name: getattr(event.params, each.name) for each in fields(SamplingParams) if each.init}
         raw["params"] = {key: list(value) if isinstance(value, tuple) else value for key, value in written.items()}
     return orjson.dumps(raw)
 

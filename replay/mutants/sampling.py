@@ -8,16 +8,17 @@ statement that writes is dropped. Nothing is changed in annotations, docstrings 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from typing import Any
 
 from leftfold.replay.mutants.catalogue import PACKAGE, Mutant
 
 ROOMS = ("events", "fsm")
 
-_NEIGHBOURS: dict[type[ast.AST], type[ast.AST]] = {
+_NEIGHBOURS: dict[type[ast.AST], Callable[[], Any]] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.FloorDiv,
@@ -99,18 +100,18 @@ def _statement(node: ast.stmt) -> list[str]:
         writes = any(isinstance(target, (ast.Attribute, ast.Subscript)) for target in node.targets)
     texts = ["pass"] if writes else []
     if isinstance(node, ast.AugAssign) and type(node.op) in _NEIGHBOURS:
-        texts.append(ast.unparse(ast.AugAssign(node.target, _NEIGHBOURS[type(node.op)](), node.value)))  # type: ignore[arg-type]
+        texts.append(ast.unparse(ast.AugAssign(node.target, _NEIGHBOURS[type(node.op)](), node.value)))
     return texts
 
 
 def _expression(node: ast.expr) -> list[str]:
     changed: ast.expr | None = None
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _NEIGHBOURS:
-        changed = ast.Compare(node.left, [_NEIGHBOURS[type(node.ops[0])](), *node.ops[1:]], node.comparators)  # type: ignore[list-item]
+        changed = ast.Compare(node.left, [_NEIGHBOURS[type(node.ops[0])](), *node.ops[1:]], node.comparators)
     elif isinstance(node, ast.BoolOp):
-        changed = ast.BoolOp(_NEIGHBOURS[type(node.op)](), node.values)  # type: ignore[arg-type]
+        changed = ast.BoolOp(_NEIGHBOURS[type(node.op)](), node.values)
     elif isinstance(node, ast.BinOp) and type(node.op) in _NEIGHBOURS:
-        changed = ast.BinOp(node.left, _NEIGHBOURS[type(node.op)](), node.right)  # type: ignore[arg-type]
+        changed = ast.BinOp(node.left, _NEIGHBOURS[type(node.op)](), node.right)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         changed = node.operand
     elif isinstance(node, ast.IfExp):

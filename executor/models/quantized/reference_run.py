@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
@@ -26,7 +27,7 @@ class ReferenceRun:
 
     def forward(self, step: StepInput, memory: QuantizedMemory) -> torch.Tensor:
         model, config = self._model, self._model.config
-        norm = lambda x, weight: reference.rms_norm(x, weight, config.rms_eps)  # noqa: E731
+        norm = partial(reference.rms_norm, eps=config.rms_eps)
         embedding = model.weights.embedding
         x = embedding.plain()[step.tokens].float() * embedding.scale[step.tokens, None]
         cos, sin = model.cos[step.positions], model.sin[step.positions]

@@ -84,12 +84,6 @@ inline void value_tiles(const int8_t*, const Buffer<int64_t>&, const Weights&, i
 #endif
 
 #ifdef LEFTFOLD_VNNI
-inline __m512i four_bytes(const void* p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return _mm512_set1_epi32(v);
-}
-
 inline void key_dots(const int8_t* query, int head_dim, const uint8_t* keys, int32_t* high_out, int32_t* low_out) {
     __m512i high = _mm512_setzero_si512(), low = high;
     for (int d = 0; d < head_dim; d += 4) {

@@ -78,12 +78,6 @@ inline void tile_products(const uint8_t*, int, const int8_t*, int, int32_t (*)[2
 #endif
 
 #ifdef LEFTFOLD_VNNI
-inline __m512i four(const uint8_t* p) {
-    int32_t v;
-    std::memcpy(&v, p, 4);
-    return _mm512_set1_epi32(v);
-}
-
 // R rows (at most 12) with two blocks of outputs; S independent sums, for few rows.
 template <int R, int S>
 inline void dot_products(const uint8_t* x, const int8_t* w, int depth, int32_t (*acc)[2][16][16]) {
@@ -97,7 +91,7 @@ inline void dot_products(const uint8_t* x, const int8_t* w, int depth, int32_t (
             const __m512i b0 = _mm512_loadu_si512(w + (k + 4 * s) * 16), b1 = _mm512_loadu_si512(w1 + (k + 4 * s) * 16);
 #pragma GCC unroll 12
             for (int r = 0; r < R; r++) {
-                const __m512i v = four(x + size_t(r) * depth + k + 4 * s);
+                const __m512i v = four_bytes(x + size_t(r) * depth + k + 4 * s);
                 a[s][r][0] = _mm512_dpbusd_epi32(a[s][r][0], v, b0);
                 a[s][r][1] = _mm512_dpbusd_epi32(a[s][r][1], v, b1);
             }

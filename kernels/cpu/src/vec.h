@@ -108,6 +108,13 @@ inline T folded(V v, Join&& join) {
 }
 
 #ifdef LEFTFOLD_VNNI
+// The four bytes at p in every lane of 32 bits.
+inline __m512i four_bytes(const void* p) {
+    int32_t v;
+    std::memcpy(&v, p, 4);
+    return _mm512_set1_epi32(v);
+}
+
 template <class Wide, class Narrow>
 inline float folded(f16 v, Wide&& wide, Narrow&& narrow) {
     const __m256 a = wide(_mm512_castps512_ps256(__m512(v)), _mm512_extractf32x8_ps(__m512(v), 1));
