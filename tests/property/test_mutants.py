@@ -180,3 +180,36 @@ def test_a_small_change_is_noticed_by_the_fuzzer_or_by_tests_that_speak_of_it() 
     assert noticed(demand, 1, 8.0, home().parent)["caught"]
     told = trial(demand, suite=suite_of("fsm/limits.py", home().parent)[:1], seconds=30)
     assert not told["passed"] and told["failed"], told
+
+
+def test_the_score_of_small_changes_is_told_with_what_nothing_notices(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The first of three is caught by a run, the second by tests, the third by nothing."""
+    caught = iter([True, False, False, False, False] * 2)
+    passed = iter([False, True] * 2)
+
+    def fuzzed(mutant: Mutant, **job: object) -> dict[str, object]:
+        told = {"kind": "leak", "message": "", "runs": 3, "steps": 20, "seconds": 1.0, "planted": True}
+        return {"caught": next(caught), **told}
+
+    def suited(mutant: Mutant, **job: object) -> dict[str, object]:
+        return {"passed": next(passed), "failed": ["FAILED tests/unit/test_some.py::test_it"], "seconds": 2.0}
+
+    monkeypatch.setattr("leftfold.replay.mutants.command.fuzzed", fuzzed)
+    monkeypatch.setattr("leftfold.replay.mutants.command.trial", suited)
+    assert command("--sampled", "3", "--seed", "4", "--json") == 1
+    told = json.loads(capsys.readouterr().out)["mutants"]
+    assert [(row["caught"], row["seconds"]) for row in told] == [(True, 1.0), (True, 4.0), (False, 4.0)]
+    assert "->" in told[2]["story"]
+    assert command("--sampled", "3", "--seed", "4") == 1
+    shown = capsys.readouterr().out
+    assert "2 of 3 caught" in shown and "FAILED tests/unit/test_some.py" in shown
+
+
+def test_what_is_found_without_the_fault_too_is_no_catch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the sound sources had the fault: every run that finds it is found again."""
+    mutant = BY_NAME["release-loses-the-slot"]
+    monkeypatch.setattr("leftfold.replay.mutants.command.trial", lambda planted, **job: trial(mutant, **job))
+    row = tried(mutant, seed=1, seconds=20)
+    assert not row["caught"] and "without the fault, too" in row["error"], row
