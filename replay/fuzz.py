@@ -9,14 +9,28 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
+import resource
 import secrets
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from leftfold.replay.fuzzing import PROFILES, Run, Tally, fuzz, shrink, source_of, write_log, write_test
+from leftfold.replay.fuzzing import (
+    PROFILES,
+    CrewError,
+    Run,
+    Tally,
+    fuzz,
+    fuzz_together,
+    shrink,
+    source_of,
+    write_log,
+    write_test,
+)  # fmt: skip
 from leftfold.replay.fuzzing.report import events_of
 from leftfold.replay.mutants import command as mutants
 
@@ -39,6 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         help=f"what runs are like (default lite). {_profiles()}")  # fmt: skip
     parser.add_argument("--skip", type=_natural, default=0, metavar="N",
                         help="leave out the first N runs of the seed: with --runs 1, to make run N again")  # fmt: skip
+    parser.add_argument("--jobs", type=_natural, default=1, metavar="N",
+                        help="share the runs among N processes (default 1; 0: one for each processor); what is found "
+                             "does not depend on it")  # fmt: skip
     parser.add_argument("--out", type=Path, metavar="DIR", default=Path("tests/property/found"),
                         help="where the test of a finding is written (default %(default)s)")  # fmt: skip
     parser.add_argument("--log-dir", type=Path, metavar="DIR", default=Path("logs/fuzz"),
@@ -62,6 +79,9 @@ def run(args: argparse.Namespace) -> int:
     """Fuzz, shrink what was found, report; 0 if nothing was found, else 1."""
     seed = secrets.randbits(32) if args.seed is None else args.seed
     commit = commit_of(Path(__file__).resolve())
+    if args.jobs != 1 and (args.mutants or args.sampled or args.only):
+        print("leftfold fuzz: --jobs goes without --mutants, --only and --sampled", file=sys.stderr)
+        return 2
     if args.sampled:
         return mutants.run_sampled(args.sampled, args.seconds, seed, commit, args.json)
     if args.mutants or args.only:
@@ -70,9 +90,17 @@ def run(args: argparse.Namespace) -> int:
         print(f"seed {seed}, profile {args.profile}, commit {commit or 'unknown'}", flush=True)
     gc.freeze()  # what is there stays; what runs leave behind is looked for more seldom than usual
     gc.set_threshold(50_000, 20, 20)
-    begin, spent = time.perf_counter(), time.process_time()
-    tally = fuzz(seed, _budget(args.seconds, args.runs, begin), PROFILES[args.profile], args.skip)
-    elapsed, spent = time.perf_counter() - begin, time.process_time() - spent
+    begin, spent = time.perf_counter(), _spent()
+    budget, jobs = _budget(args.seconds, args.runs, begin), args.jobs or len(os.sched_getaffinity(0))
+    try:
+        if jobs > 1:
+            tally = fuzz_together(jobs, seed, budget, PROFILES[args.profile], args.skip)
+        else:
+            tally = fuzz(seed, budget, PROFILES[args.profile], args.skip)
+    except CrewError as error:
+        print(f"leftfold fuzz: {error}", file=sys.stderr)
+        return 1
+    elapsed, spent = time.perf_counter() - begin, _spent() - spent
     finding = None
     if tally.found is not None:
         again = f"leftfold fuzz --profile {args.profile} --seed {seed} --skip {tally.number} --runs 1"
@@ -121,6 +149,12 @@ class _Finding:
                 f"find it again:  {self.again}",
             ]
         )
+
+
+def _spent() -> float:
+    """Seconds on the processor, of processes that this one began, too."""
+    ours, theirs = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    return ours.ru_utime + ours.ru_stime + theirs.ru_utime + theirs.ru_stime
 
 
 def _budget(seconds: float | None, runs: int | None, begin: float) -> Callable[[Tally], bool]:

@@ -1,5 +1,6 @@
 """Driving the reducer through random situations on an oracle: worlds, rules, a loop, a shrinker, a report."""
 
+from leftfold.replay.fuzzing.crew import CrewError, fuzz_together
 from leftfold.replay.fuzzing.durable import DurableWorld
 from leftfold.replay.fuzzing.errors import Violation
 from leftfold.replay.fuzzing.loop import Run, Tally, execute, fuzz
@@ -9,6 +10,6 @@ from leftfold.replay.fuzzing.shrink import shrink
 from leftfold.replay.fuzzing.world import World
 
 __all__ = [
-    "DurableWorld", "PROFILES", "Profile", "Run", "Tally", "Violation", "World", "execute", "fuzz", "shrink",
-    "source_of", "write_log", "write_test",
+    "CrewError", "DurableWorld", "PROFILES", "Profile", "Run", "Tally", "Violation", "World", "execute", "fuzz",
+    "fuzz_together", "shrink", "source_of", "write_log", "write_test",
 ]  # fmt: skip

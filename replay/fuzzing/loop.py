@@ -79,15 +79,22 @@ def execute(config: Mapping[str, Any], commands: Sequence[Command]) -> Run:
     return Run(config, commands, world.steps_done, len(world.log), fault, world.log)
 
 
-def fuzz(seed: int, go_on: Callable[[Tally], bool], profile: Profile = LITE, skip: int = 0) -> Tally:
-    """Runs until `go_on(tally)` says no, or a run finds something; the first `skip` runs are left out.
+def made_again(seed: int, number: int, profile: Profile = LITE) -> Run:
+    """Run `number` of a seed, as the loop makes it, without those before it."""
+    return random_run(run_seed(seed, number), number % profile.refold == 0, profile)
+
+
+def fuzz(
+    seed: int, go_on: Callable[[Tally], bool], profile: Profile = LITE, skip: int = 0, stride: int = 1
+) -> Tally:
+    """Runs until `go_on(tally)` says no, or a run finds something: each `stride`-th, the first `skip` left out.
 
     Equal seeds make equal sequences of runs, byte for byte.
     """
     tally = Tally(seed)
     while tally.found is None and go_on(tally):
-        number = skip + tally.runs
-        run = random_run(run_seed(seed, number), number % profile.refold == 0, profile)
+        number = skip + tally.runs * stride
+        run = made_again(seed, number, profile)
         tally.runs += 1
         tally.steps += run.steps
         if run.fault is not None:

@@ -19,7 +19,18 @@ from leftfold.fsm import FinishReason, admitting, commit, controls, ending, paus
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.prefix import namespace
 from leftfold.replay import fuzz as command
-from leftfold.replay.fuzzing import PROFILES, Run, Tally, execute, fuzz, shrink, source_of, write_log, write_test
+from leftfold.replay.fuzzing import (
+    PROFILES,
+    Run,
+    Tally,
+    execute,
+    fuzz,
+    fuzz_together,
+    shrink,
+    source_of,
+    write_log,
+    write_test,
+)  # fmt: skip
 from leftfold.replay.fuzzing.loop import random_run, run_seed
 from leftfold.replay.verify import verify
 
@@ -74,6 +85,29 @@ def test_a_run_can_be_made_without_those_before_it() -> None:
     last = fuzz(6, lambda tally: tally.runs < 1, skip=2)
     assert last.steps == execute_steps(6, 2)
     assert runs[0] != runs[1] != runs[2]
+
+
+@pytest.mark.parametrize("jobs", [2, 3])
+def test_processes_share_the_runs_of_one_seed(jobs: int) -> None:
+    alone = fuzz(11, lambda tally: tally.runs < 8)
+    shared = fuzz_together(jobs, 11, lambda tally: tally.runs < 8)
+    assert (shared.runs, shared.steps, shared.found) == (alone.runs, alone.steps, None)
+
+
+def test_what_is_found_does_not_depend_on_how_many_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    _stop_ids_are_forgotten(monkeypatch)
+    alone = fuzz(3, lambda tally: tally.runs < 600)
+    assert alone.found is not None
+    for jobs in (2, 5):
+        shared = fuzz_together(jobs, 3, lambda tally: tally.runs < 600)
+        assert shared.found is not None
+        assert (shared.number, shared.found.commands) == (alone.number, alone.found.commands)
+
+
+def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(reducer, "decide", lambda state, t: os._exit(7))
+    assert _run_command("--runs", "600", "--seed", "1", "--jobs", "2") == 1
+    assert "one of the processes died with exit code 7" in capsys.readouterr().err
 
 
 def execute_steps(seed: int, number: int) -> int:
@@ -260,6 +294,11 @@ def test_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> N
     said = json.loads(capsys.readouterr().out)
     assert said.keys() == {"seed", "profile", "commit", "runs", "steps", "steps_per_second", "findings"}
     assert (said["seed"], said["profile"], said["runs"], said["findings"]) == (4, "lite", 3, [])
+
+
+def test_mutants_take_no_jobs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run_command("--mutants", "--jobs", "2") == 2
+    assert "--jobs" in capsys.readouterr().err
 
 
 def test_command_reports_a_finding(
