@@ -120,9 +120,20 @@ def cursor(text: str | None, count: int, param: str) -> Cursor | None:
     return [int(part) for part in parts]
 
 
+def within(have: Cursor | None, kept: Kept, param: str) -> None:
+    """Raises a 400 ApiError for a place behind the end of a choice that has ended.
+
+    One that goes on may yet come to it: what a reader had may be drawn again after a crash.
+    """
+    for choice, has in zip(kept.group.choices, have or (), strict=False):
+        if choice.end is not None and has > len(choice.tokens) + 1:
+            end = len(choice.tokens) + 1
+            raise invalid(param, f"is behind the end of this stream, which is {end}", place(have or ()))
+
+
 def place(have: Cursor) -> str:
     """The id of a place."""
     return ".".join(map(str, have))
 
 
-__all__ = ["Cursor", "Reading", "cursor", "place"]
+__all__ = ["Cursor", "Reading", "cursor", "place", "within"]

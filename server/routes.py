@@ -17,7 +17,7 @@ from leftfold.server.group import EngineGone
 from leftfold.server.idempotency import KEYED
 from leftfold.server.keyed import answered
 from leftfold.server.openai_types import ChatBody, CompletionBody, DetokenizeBody, TokenizeBody, parse_body
-from leftfold.server.reading import Reading, cursor
+from leftfold.server.reading import Reading, cursor, within
 from leftfold.server.scores import ChatScores, TextScores
 from leftfold.server.state import ServerState
 from leftfold.server.streaming import EventStream
@@ -70,6 +70,7 @@ async def read_again(request: Request, name: str) -> Response:
     asked = request.query_params.get("from")
     given = request.headers.get("last-event-id") if asked is None else asked
     have = cursor(given, len(kept.group.choices), "from")
+    within(have, kept, "from")
     reading = Reading(kept, state.serving().tokenizer, have)
     shape = kept.shape() if kept.shape is not None else shape_of(kept.terms)
     kept.join()

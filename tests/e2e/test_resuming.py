@@ -108,7 +108,8 @@ def test_what_is_not_kept_and_places_that_are_none(folder: Path) -> None:
         server.wait_until_ready()
         reader = ask(server, *ASKED[0])
         url = f"{server.url}/v1/streams/{reader.id}"
-        for wrong in ("x", "-1", "1.2", "1e3"):
+        assert httpx.get(url, params={"from": reader.place}).status_code == 200
+        for wrong in ("x", "-1", "1.2", "1e3", str(int(reader.place) + 1), "999999999"):
             answer = httpx.get(url, params={"from": wrong})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "from")
         eventually(lambda: httpx.get(url).status_code == 404)
