@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +36,31 @@ class ExportError(ReplayError):
 
 
 def export(log: Log, out: Path, form: str = "csv") -> dict[str, Any]:
-    """Write `requests` and `steps` into the folder `out`, as CSV or Parquet; how many rows each has.
+    """Write `requests` and `steps` into the folder `out`, as CSV or Parquet; how many rows each has, and `first_seq`,
+    the record that they begin with (1 unless the log's beginning was removed).
 
-    Requests that still live are rows, too. Raises `ExportError`, `LogError`, `ReplayError`, `OSError`.
+    Requests that still live are rows, too. What is there already is replaced when both are whole. Raises `ExportError`,
+    `LogError`, `ReplayError`, `OSError`.
     """
     make = {"csv": _Csv, "parquet": _parquet}[form]
     out.mkdir(parents=True, exist_ok=True)
-    with make(out / f"requests.{form}", REQUESTS) as requests, make(out / f"steps.{form}", STEPS) as steps:
-        tables = _Tables()
-        for name, row in tables.rows(log):
-            (requests if name == "requests" else steps).write(row)
-        return {"requests": requests.count, "steps": steps.count, "out": str(out)}
+    with _replacing(out / f"requests.{form}") as one, _replacing(out / f"steps.{form}") as other:
+        with make(one, REQUESTS) as requests, make(other, STEPS) as steps:
+            tables = _Tables()
+            for name, row in tables.rows(log):
+                (requests if name == "requests" else steps).write(row)
+    return {"requests": requests.count, "steps": steps.count, "first_seq": tables.first_seq, "out": str(out)}
+
+
+@contextmanager
+def _replacing(path: Path) -> Iterator[Path]:
+    """A file beside `path` that takes its place if all goes well, and is removed otherwise."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 class _Tables:
@@ -54,9 +69,11 @@ class _Tables:
     def __init__(self) -> None:
         self._requests: dict[Key, Row] = {}
         self._steps: dict[int, Row] = {}
+        self.first_seq = 1
 
     def rows(self, log: Log) -> Iterator[tuple[str, Row]]:
         fold, records = whole(log)
+        self.first_seq = fold.seq + 1
         if fold.state is not None:
             self._adopt(fold.state)
         for record in records:

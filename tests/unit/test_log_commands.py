@@ -230,8 +230,26 @@ def test_export_gives_requests_and_steps(folder: Path, tmp_path: Path, said: Sai
 
 
 def test_export_of_a_log_whose_beginning_is_gone_begins_where_it_can(pruned: Path, tmp_path: Path, said: Said) -> None:
-    assert said("log", "export", pruned, tmp_path / "out")[0] == 0
-    assert rows_of(tmp_path / "out" / "requests.csv")
+    code, found = said.json("log", "export", pruned, tmp_path / "out")
+    first = EventLog.read(pruned).first_seq
+    assert code == 0 and first <= found["first_seq"] <= int(rows_of(tmp_path / "out" / "steps.csv")[0]["seq"])
+    assert first > 1 and rows_of(tmp_path / "out" / "requests.csv")
+
+
+def test_an_export_that_fails_leaves_what_was_there(
+    folder: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "steps.csv").write_text("of another log")
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("leftfold.replay.export._Csv.write", full)
+    code, text = said("log", "export", folder, out)
+    assert code == 2 and "No space left" in text
+    assert {path.name: path.read_text() for path in out.iterdir()} == {"steps.csv": "of another log"}
 
 
 def test_export_as_parquet_holds_the_same_rows(folder: Path, tmp_path: Path, said: Said) -> None:
