@@ -57,6 +57,13 @@ class Client:
         """Its prompt and all that it gets; of that, `known` tokens are there."""
         return [*self.prompt, *self.tokens]
 
+    @property
+    def ends_next(self) -> bool:
+        """Whether the next token it gets is its last one."""
+        heard = self.heard + 1
+        stopped = self.tokens[self.heard] in self.stops and heard >= self.min_tokens
+        return stopped or self.prompt_len + heard >= self.limit
+
     def due(self) -> int:
         """The next of its deadlines (0: none)."""
         if not self.deadline_at or not self.queue_deadline_at:

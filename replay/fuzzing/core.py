@@ -21,6 +21,7 @@ from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
 from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_reasons, client_in
 from leftfold.replay.fuzzing.provenance import Provenance
+from leftfold.replay.fuzzing.results import formed, overs
 from leftfold.replay.fuzzing.router import Router
 from leftfold.replay.fuzzing.tampering import TAMPERINGS
 from leftfold.replay.fuzzing.turns import FOR_EVER, Shares, Turns
@@ -285,10 +286,11 @@ class Core:
             if client in self.apart:
                 raise Violation("apart", f"step {plan.step} has {len(plan.rows)} rows, one of them of {row.rid!r}")
 
-    def done(self, late: bool = False, refuse: bool = False) -> None:
+    def done(self, late: bool = False, refuse: bool = False, form: str = "") -> None:
         """The oldest step in flight ends well; what was voided before it is reported first.
 
-        `late`: ends of the operations that it started are told some time after; `refuse`: those fail.
+        `late`: ends of the operations that it started are told some time after; `refuse`: those fail; `form`: of the
+        result (one of `FORMS`, usually as most executors give it).
         """
         if self._voided:
             self._report_voided()
@@ -309,7 +311,11 @@ class Core:
             self.shares.done(self.state, self.clients, plan)
         if self.apart:
             self._get_past(plan)
-        self._fold(ForwardDone(t=self.t, step=plan.step, tokens=result.tokens, digest=result.digest))
+        if form:
+            over = overs(self.state, self.clients, plan)
+            self._fold(formed(form, self.t, plan, result.tokens.tolist(), over))
+        else:
+            self._fold(ForwardDone(t=self.t, step=plan.step, tokens=result.tokens, digest=result.digest))
 
     def _get_past(self, plan: ExecutionPlan) -> None:
         for row in plan.rows:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from leftfold.events import ExecutionPlan, Plan, Row, chain_digest
 from leftfold.events.digest import START
-from leftfold.fsm import Config, Gate, Reason, State
+from leftfold.fsm import Config, Gate, Phase, Reason, State
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
 
@@ -101,6 +101,9 @@ def check_rest(state: State) -> None:
         raise Violation("leak", f"{left} are left when nothing lives, wake_at is {state.wake_at}")
     if len(state.free_slots) != len(state.by_slot):
         raise Violation("leak", f"slots {state.free_slots} are free, not all {len(state.by_slot)}")
+    for request in state.finished:
+        if request.phase is not Phase.FINISHED or len(request.tokens) or request.seat is not None:
+            raise Violation("leak", f"{request.key} is over, and is {request.phase} with {len(request.tokens)} tokens")
 
 
 def check_reasons(state: State, plan: Plan | None, reasons: Sequence[Reason]) -> None:

@@ -17,9 +17,7 @@ from leftfold.events import (
     ControlDone,
     End,
     Event,
-    ExecutionPlan,
     FlushCache,
-    ForwardDone,
     Pause,
     Plan,
     Prepared,
@@ -104,24 +102,6 @@ def odd_admit(kind: str, t: int, config: Config, rid: str, epoch: int) -> Admit:
     """A request of one of `ODD_ADMITS`."""
     prompt, params = _PROMPTS[kind](config) if kind in _PROMPTS else [1], _PARAMS.get(kind, SamplingParams())
     return Admit(t=t, rid=rid, epoch=epoch, prompt=prompt, params=params, **_FIELDS.get(kind, {}))
-
-
-SPOILS: Sequence[str] = ("digest", "count", "counts", "range", "text", "order")
-"""What may be wrong with a result."""
-
-
-def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int]) -> ForwardDone:
-    """The result of `plan`, with one thing wrong; `order`: it is not the oldest one's (or, where it is, miscounted)."""
-    if kind == "digest":
-        return ForwardDone(t=t, step=plan.step, tokens=tokens, digest="f" * 32)
-    if kind == "count":
-        return ForwardDone(t=t, step=plan.step, tokens=[*tokens, 1], digest=plan.digest)
-    if kind in ("range", "text"):
-        wrong: list[Any] = [*tokens[:-1], 1 << 31 if kind == "range" else "a token"]
-        return ForwardDone(t=t, step=plan.step, tokens=wrong, digest=plan.digest)
-    if kind == "counts" or kind == "order":
-        return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest, counts=[2])
-    return ForwardDone(t=t, step=plan.step, tokens=tokens, digest=plan.digest)
 
 
 SPOILED_PLANS: Sequence[str] = ("step", "slot", "page", "chunk", "end", "preempt", "ops", "order", *TAMPERINGS)

@@ -16,7 +16,8 @@ from leftfold.fsm import Gate
 from leftfold.replay.fuzzing.calls import CALLS, FIELDS
 from leftfold.replay.fuzzing.disk import DAMAGES
 from leftfold.replay.fuzzing.drawing import Habits, draw_config, lite_habits
-from leftfold.replay.fuzzing.oddities import ODD_ADMITS, SPOILED_PLANS, SPOILS, STRAYS
+from leftfold.replay.fuzzing.oddities import ODD_ADMITS, SPOILED_PLANS, STRAYS
+from leftfold.replay.fuzzing.results import FORMS, SPOILS
 from leftfold.replay.fuzzing.world import Command, World
 
 RIDS = "abcdefgh"
@@ -239,6 +240,9 @@ class Rules:
     def late_done(self, world: World) -> Command:
         return ("done", {"late": True})
 
+    def formed_done(self, world: World) -> Command:
+        return ("done", {"form": self.rng.choice(FORMS)})
+
     def late_ends(self, world: World) -> Command:
         return ("late_ends", {})
 
@@ -317,6 +321,7 @@ _FAULTS = {
     Rules.spoiled_plan: 1, Rules.stray_done: 1, Rules.lose: 0.5, Rules.start: 0.7, Rules.shutdown: 0.3,
     Rules.odd_admit: 1, Rules.stray: 0.5, Rules.control: 1, Rules.copy: 0.3, Rules.late_done: 0.5,
     Rules.late_ends: 0.5, Rules.stray_control: 0.5, Rules.refused_operation: 0.5, Rules.jump: 0.1,
+    Rules.formed_done: 1,
 }  # fmt: skip
 
 

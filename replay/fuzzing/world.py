@@ -31,8 +31,9 @@ from leftfold.replay.fuzzing.desk import SHUT, STRICTER
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
 from leftfold.replay.fuzzing.looks import check_rest, client_in, refusal_code
-from leftfold.replay.fuzzing.oddities import STRAYS, control_event, odd_admit, spoil, spoil_plan
+from leftfold.replay.fuzzing.oddities import STRAYS, control_event, odd_admit, spoil_plan
 from leftfold.replay.fuzzing.refold import refold
+from leftfold.replay.fuzzing.results import overs, spoil
 
 Command = tuple[str, Mapping[str, Any]]
 
@@ -223,13 +224,14 @@ class World(Core):
             return
         ends: list[ControlDone] = []
         plan = self.flights.popleft()
+        over = overs(self.state, self.clients, plan)
         if kind == "order" and self.flights:
             ends += self._ends(self._execute(plan))
-            plan, kind = self.flights[0], "none"
+            plan, kind = self.flights[0], "right"
         self.flights.clear()
         result = self._execute(plan)
         self.desk.lost()
-        effects = self._fold(spoil(kind, self.t, plan, result.tokens.tolist()))
+        effects = self._fold(spoil(kind, self.t, plan, result.tokens.tolist(), over))
         if len(effects.outputs) or self.state.executor_present:
             raise Violation("attested", f"a result with a wrong {kind} was taken")
         self._lost([*ends, *self._ends(result)])
