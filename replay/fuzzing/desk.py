@@ -68,6 +68,7 @@ class Desk:
         self.posted = 0
         self.answered: dict[str, Ack] = {}
         self.flushed = False  # what was cached is not to be found after the event at hand
+        self.taken = False  # an operation that the executor was lost with may have taken all K/V
         self.changes = 0  # of limits with the event at hand
 
     def save(self) -> dict[str, Any]:
@@ -109,6 +110,11 @@ class Desk:
         return (isinstance(event, Sleep) and "kv" in event.tags) or (
             isinstance(event, UpdateWeights) and event.live == "recompute"
         )
+
+    @property
+    def may_have_taken(self) -> bool:
+        """Whether an operation that takes all K/V has been asked for, and was done or not."""
+        return self.taken or (bool(self.queue) and self.queue[0].op is not None and self.takes_rows())
 
     # Events, before they are folded
 
@@ -211,12 +217,13 @@ class Desk:
         """The executor is gone, with the operation it had."""
         self.present = False
         if self.queue and self.queue[0].op is not None:
+            self.taken = self.taken or self.takes_rows()
             self.due.append((self.queue.popleft().event.call, False))
 
     def started(self, config: Config, within: bool) -> None:
         """An executor is ready; `within`: it began anew inside its process, with the weights it had."""
         self.lost()
-        self.present, self.asleep, self.config = True, [], config
+        self.present, self.taken, self.asleep, self.config = True, False, [], config
         if within:
             return
         self.version = ""

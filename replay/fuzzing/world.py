@@ -288,8 +288,8 @@ class World(Core):
     def start(self, kept: Sequence[str] = (), **changes: Any) -> None:
         """An executor is ready, perhaps one of other limits."""
         ends = self._run_out()
-        if self.desk.queue and self.desk.queue[0].op is not None and self.desk.takes_rows():
-            kept = [what for what in kept if what != "device"]  # it has been asked for, and done or not
+        if self.desk.may_have_taken:
+            kept = [what for what in kept if what != "device"]
         self.incarnation += 1
         raw = {**self.config.as_dict(), **changes}
         config = Config.from_dict(raw)
