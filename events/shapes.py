@@ -77,7 +77,8 @@ def _is_none(value: Any) -> bool:
 
 def _is_integers(value: Any) -> bool:
     if type(value) is np.ndarray:
-        return value.ndim == 1 and value.dtype.kind in "iu"
+        kind = value.dtype.kind
+        return value.ndim == 1 and (kind == "i" or (kind == "u" and not (value > _MOST).any()))
     if type(value) is not list and type(value) is not tuple:
         return False
     return not value or (set(map(type, value)) == _INT and _LEAST <= min(value) and max(value) <= _MOST)
