@@ -13,6 +13,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8000
 ARGS ?=
 PYTEST_ARGS ?=
+# Processes that share the tests: `make test WORKERS=4` where there are more processors and memory (a GiB each).
+WORKERS ?= 2
 
 ROOMS := events fsm kernels executor replay server leftfold tests
 
@@ -51,7 +53,7 @@ contracts: setup
 	$(BIN)/lint-imports
 
 pytest: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # The debugger in a real browser: Playwright from the extra, Chromium from the system (apt-get install chromium).
 test-browser: setup

@@ -77,6 +77,9 @@ POLICIES: dict[str, Policy] = {
     "edf": Policy(edf),
 }
 
+BUILT_IN: Sequence[str] = tuple(sorted(POLICIES))
+"""Names of those that are always there."""
+
 
 def register(name: str, policy: Policy) -> None:
     """Make a policy known by `name`; whoever makes or folds a state with it registers it first."""

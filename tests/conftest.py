@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
+
+from leftfold.fsm import POLICIES
 
 settings.register_profile("leftfold", deadline=None, print_blob=True)
 settings.load_profile("leftfold")
@@ -40,3 +43,12 @@ def fuzz_seed(request: pytest.FixtureRequest) -> int:
 def fuzz_seconds(request: pytest.FixtureRequest) -> float:
     """Seconds for all fuzzing of this session."""
     return float(request.config.option.fuzz_seconds)
+
+
+@pytest.fixture(autouse=True)
+def _policies_as_before() -> Iterator[None]:
+    """What a test makes known is not known to the next one."""
+    before = POLICIES.copy()
+    yield
+    POLICIES.clear()
+    POLICIES.update(before)

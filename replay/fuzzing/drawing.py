@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from leftfold.fsm.policy import POLICIES
+from leftfold.fsm.policy import BUILT_IN
 
 VOCABULARIES = (2, 9, 50, 50, 50, 1 << 20)
 """Few tokens make equal pages likely; many make stop ids that no column watches."""
@@ -26,7 +26,7 @@ def draw_config(rng: Random) -> dict[str, Any]:
         "max_model_len": rng.choice((2, 20, 20, 60, 60, 60, 90, 90, 90, 120, 120, 120)),
         "max_chunk_tokens": rng.choice((None, None, 1, 3, 8)),
         "pipeline_depth": rng.choice((0, 0, 1, 2)),
-        "policy": rng.choice(sorted(POLICIES)),
+        "policy": rng.choice(BUILT_IN),
         "prefix_cache": rng.random() < 0.8,
         "max_queued_requests": rng.choice((None, None, None, 2)),
         "max_queued_tokens": rng.choice((None, None, None, 30)),
@@ -53,7 +53,7 @@ def draw_swarm(rng: Random) -> dict[str, Any]:
         "max_model_len": _spread(rng, 8 if rng.random() < 0.9 else 2, 400),
         "max_chunk_tokens": None if rng.random() < 0.4 else _spread(rng, 1, budget),
         "pipeline_depth": rng.choice((0, 1, 2)),
-        "policy": rng.choice(sorted(POLICIES)),
+        "policy": rng.choice(BUILT_IN),
         "prefix_cache": rng.random() < 0.7,
         "max_queued_requests": None if rng.random() < 0.7 else _spread(rng, 1, 16),
         "max_queued_tokens": None if rng.random() < 0.7 else _spread(rng, 1, 400),

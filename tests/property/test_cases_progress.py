@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leftfold.fsm import POLICIES, FinishReason, Phase
+from leftfold.fsm import FinishReason, Phase
+from leftfold.fsm.policy import BUILT_IN
 from tests.cases import AT_EACH_DEPTH, completion, one_by_one, small
 
 pytestmark = AT_EACH_DEPTH
@@ -40,7 +41,7 @@ def test_c11_how_many_tokens_a_request_gets_depends_on_nobody_else(
                 assert completion(world, "a") == (FinishReason.LENGTH, min(max_tokens, room))
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("policy", BUILT_IN)
 def test_c13_preemptions_between_two_tokens_are_bounded(depth: int, policy: str) -> None:
     world = small(depth, max_chunk_tokens=4, prefix_cache=False, policy=policy)
     world.admit("a", [1] * 13, 19, priority=1)

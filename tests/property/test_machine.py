@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from leftfold.fsm.policy import POLICIES
+from leftfold.fsm.policy import BUILT_IN
 from leftfold.replay.fuzzing import World
 from leftfold.replay.fuzzing.profiles import world_of
 from leftfold.replay.fuzzing.rules import DISK_RULES, RULES, Rules
@@ -22,7 +22,7 @@ LIMITS = {
     "max_running": st.integers(1, 6),
     "max_batch_tokens": st.integers(1, 24),
     "max_model_len": st.integers(2, 80),
-    "policy": st.sampled_from(sorted(POLICIES)),
+    "policy": st.sampled_from(BUILT_IN),
 }
 CONFIGS = st.fixed_dictionaries(
     LIMITS,

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import POLICIES, FinishReason
+from leftfold.fsm import FinishReason
+from leftfold.fsm.policy import BUILT_IN
 from leftfold.replay.fuzzing import World
 
 VOCAB = 50
@@ -40,7 +41,7 @@ LIMITS = st.fixed_dictionaries(
         "max_running": st.integers(1, 5),
         "max_batch_tokens": st.integers(1, 30),
         "max_chunk_tokens": st.none() | st.integers(1, 9),
-        "policy": st.sampled_from(sorted(POLICIES)),
+        "policy": st.sampled_from(BUILT_IN),
         "prefix_cache": st.booleans(),
         "growth_horizon": st.sampled_from((0, 0, 5)),
     }
