@@ -29,8 +29,8 @@ AnyMemory = KVMemory | QuantizedMemory
 
 
 class Resident:
-    """`model` and `memory`; using one that sleeps is a `PlanError`. `dtype`: of both, unless `quantization` is "int8";
-    `max_len`: of rows; `cache`: a folder for converted weights.
+    """`model` and `memory`; using one that sleeps is a `PlanError`. `dtype`: of both, unless `quantization` is in
+    `quantized.BITS`; `max_len`: of rows; `cache`: a folder for converted weights.
 
     Nothing of the model's files stays open, so a wake reads them again from where they were.
     """
@@ -134,14 +134,14 @@ class Resident:
 
     def _build(self, loaded: LoadedModel) -> AnyModel:
         with torch.inference_mode():
-            if self.quantization == "int8":
-                model = quantized.build(loaded, self._max_len, self._cache)
+            if self.quantization in quantized.BITS:
+                model = quantized.build(loaded, self._max_len, self._cache, quantized.BITS[self.quantization])
                 give_back()  # what the weights were made from
                 return model
             return Llama(loaded, self._kernels, self._dtype, self._device, self._max_len)
 
     def _allocate(self) -> AnyMemory:
         with torch.inference_mode():
-            if self.quantization == "int8":
+            if self.quantization in quantized.BITS:
                 return QuantizedMemory(self.config, self._num_pages, self._page_size)
             return KVMemory(self.config, self._num_pages, self._page_size, self._dtype, self._device)

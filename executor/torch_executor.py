@@ -26,7 +26,7 @@ from leftfold.executor.weights import LoadedModel, load
 from leftfold.kernels.attention import PagedLayout
 from leftfold.kernels.registry import Kernels
 
-QUANTIZATIONS = ("auto", "none", "int8")
+QUANTIZATIONS = ("auto", "none", *quantized.BITS)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -39,9 +39,10 @@ def resolve_dtype(dtype: str, kind: str) -> str:
 
 
 def resolve_quantization(quantization: str, kind: str, dtype: str, model: LoadedModel, max_len: int) -> str:
-    """ "int8" or "none". "auto" is int8 on a CPU where the model's file is quantized already and no dtype is asked for.
+    """ "int8", "int4" or "none". "auto" is int8 on a CPU where the model's file is quantized already and no dtype is
+    asked for.
 
-    Raises `ModelError` for an unknown name, or for int8 where it cannot be.
+    Raises `ModelError` for an unknown name, or for what cannot be.
     """
     if quantization not in QUANTIZATIONS:
         raise ModelError(f"quantization {quantization!r} is unknown; there are: {', '.join(QUANTIZATIONS)}")
@@ -55,8 +56,8 @@ def resolve_quantization(quantization: str, kind: str, dtype: str, model: Loaded
     if quantization == "auto":
         return "int8" if model.quantized and dtype == "auto" and not reason else "none"
     if reason:
-        raise ModelError(f"quantization int8 cannot be: {reason}")
-    return "int8"
+        raise ModelError(f"quantization {quantization} cannot be: {reason}")
+    return quantization
 
 
 class TorchExecutor:
@@ -187,7 +188,8 @@ class TorchExecutor:
         if not len(sampling):
             return NO_TOKENS
         last = (np.cumsum(rows.lengths) - 1)[sampling]
-        logits = self.model.logits(hidden[self._tensor(last)])
+        chosen = hidden.index_select(0, self._tensor(last))  # which, unlike `[…]`, wakes no other threads
+        logits = self.model.logits(chosen)
         best, top = self.model.best(logits)
         unusable = ~np.isfinite(top.cpu().numpy())
         if unusable.any():

@@ -233,7 +233,8 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
         raise ConfigurationError(f"--max-model-len {max_model_len} is beyond the model's {model.max_positions}")
     max_running = options.max_num_seqs or MAX_NUM_SEQS
     step_tokens = options.max_num_batched_tokens or _step_tokens(machine, max_running)
-    taken = quantized.weight_bytes(model) if machine.quantization == "int8" else weight_bytes(model, machine.dtype)
+    bits = quantized.BITS.get(machine.quantization)
+    taken = weight_bytes(model, machine.dtype) if bits is None else quantized.weight_bytes(model, bits)
     room = replace(machine, free=max(0, machine.free - taken - work_bytes(model, step_tokens, max_running)))
     tokens = _kv_tokens(options, model, room, page_size, max_running, max_model_len)
     if tokens < page_size:
@@ -318,7 +319,7 @@ def _kv_tokens(
 
 
 def _bytes_per_token(model: ModelConfig, machine: Machine, page_size: int) -> int:
-    if machine.quantization == "int8":
+    if machine.quantization in quantized.BITS:
         return -(-quantized.QuantizedMemory.bytes_per_page(model, page_size) // page_size)
     return KVMemory.bytes_per_page(model, 1, DTYPES[machine.dtype])
 

@@ -19,8 +19,8 @@ class EngineOptions:
     `log_segment_bytes`: size at which a segment is closed. `log_retention`: how much of the log is kept beyond what a
     recovery needs, such as "7d" or "10GiB"; "none": everything. `snapshot_every`: events between snapshots, 0 for none.
     `resume`: requests that were live when the log ended go on; else they are aborted at the start. `quantization`:
-    "int8", "none", or "auto": int8 on a CPU for files that are quantized already. `log_logprobs`: scores that clients
-    were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU.
+    "int8", "int4", "none", or "auto": int8 on a CPU for files that are quantized already. `log_logprobs`: scores that
+    clients were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU.
     """
 
     model: str = "smollm2"

@@ -47,6 +47,7 @@ class LinearStruct(ctypes.Structure):
     _fields_ = [
         ("weight", ctypes.c_void_p), ("scale", ctypes.c_void_p), ("offset", ctypes.c_void_p), ("bias", ctypes.c_void_p),
         ("outputs", ctypes.c_int32), ("inputs", ctypes.c_int32), ("blocks", ctypes.c_int32), ("depth", ctypes.c_int32),
+        ("bits", ctypes.c_int32),
     ]  # fmt: skip
 
     @classmethod
@@ -54,7 +55,7 @@ class LinearStruct(ctypes.Structure):
         """Points into the tensors of `packed`, which must outlive it."""
         return cls(
             packed.weight.data_ptr(), packed.scale.data_ptr(), packed.offset.data_ptr(), pointer(packed.bias),
-            packed.outputs, packed.inputs, packed.blocks, packed.depth,
+            packed.outputs, packed.inputs, packed.blocks, packed.depth, packed.bits,
         )  # fmt: skip
 
 

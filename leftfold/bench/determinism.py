@@ -31,7 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=positive, default=4, help="crowds, each with other limits (%(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="of requests and limits (default %(default)s)")
     parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
-    parser.add_argument("--quantization", choices=("auto", "none", "int8"), default="auto", help="as of `serve`")
+    parser.add_argument(
+        "--quantization", choices=("auto", "none", "int8", "int4"), default="auto", help="as of `serve`"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -56,6 +56,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser, presets: str) -> None:
     parser.add_argument("--model", default="smollm2", help="what `serve` takes as MODEL (default %(default)s)")
     parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
     parser.add_argument("--rounds", type=positive, default=3, help="measured rounds; medians are told (%(default)s)")
-    parser.add_argument("--quantization", choices=("auto", "none", "int8"), default="auto", help="as of `serve`")
+    parser.add_argument(
+        "--quantization", choices=("auto", "none", "int8", "int4"), default="auto", help="as of `serve`"
+    )
     parser.add_argument("--max-num-batched-tokens", type=positive, default=None, help="as of `serve`")
     parser.add_argument("--json", action="store_true", help="print one JSON object")

@@ -69,8 +69,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(
         machine,
         "--quantization",
-        choices=("auto", "none", "int8"),
-        help="8-bit weights and KV (auto: on a CPU, for files that are quantized already)",
+        choices=("auto", "none", "int8", "int4"),
+        help="8- or 4-bit weights, 8-bit KV (auto: on a CPU, for files that are quantized already)",
     )
     _add(machine, "--threads", type=positive, help="threads of the executor")
     _add(machine, "--kernels", metavar="OPERATION=KERNEL,…", help="kernels to use instead of the best ones")

@@ -12,10 +12,11 @@ from tests import tiny_models
 
 
 @pytest.mark.slow
-def test_tokens_are_the_same_alone_and_in_any_crowd(tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+def test_tokens_are_the_same_alone_and_in_any_crowd(tmp_path: Path, quantization: str) -> None:
     tiny_models.make("llama", tmp_path)
     asked = requests(48, 199)
-    common: dict[str, Any] = {"model": str(tmp_path), "max_model_len": 192, "quantization": "int8"}
+    common: dict[str, Any] = {"model": str(tmp_path), "max_model_len": 192, "quantization": quantization}
     expected, _ = answers(asked, {**common, "kv_tokens": 256, "prefix_cache": False}, alone=True)
     assert all(len(one) == params.max_tokens for one, (_, params) in zip(expected, asked, strict=True))
     preemptions = []

@@ -57,20 +57,27 @@ def test_a_damaged_file_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert kept.load(tmp_path / "none") is None
 
 
-@pytest.mark.parametrize("kind", ["llama-biased", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("kind", "bits"), [("llama-biased", 8), ("qwen2", 8), ("qwen3", 8), ("llama-biased", 4)])
 def test_a_second_start_takes_the_same_weights_from_the_cache(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, bits: int
 ) -> None:
     make(kind, tmp_path / "model")
-    cache, fresh = tmp_path / "cache", build(load(tmp_path / "model"), 64).weights
-    build(load(tmp_path / "model"), 64, cache)
+    cache, fresh = tmp_path / "cache", build(load(tmp_path / "model"), 64, None, bits).weights
+    build(load(tmp_path / "model"), 64, cache, bits)
     (file,) = cache.iterdir()
     monkeypatch.setattr(weights, "pack", lambda *given: pytest.fail("weights were converted again"))
-    again = build(load(tmp_path / "model"), 64, cache).weights
+    again = build(load(tmp_path / "model"), 64, cache, bits).weights
     one, two = weights.as_tensors(fresh), weights.as_tensors(again)
     assert one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
     assert (again.head is again.embedding) == (fresh.head is fresh.embedding)
     assert again.layers[0].qkv.outputs == fresh.layers[0].qkv.outputs and list(cache.iterdir()) == [file]
+
+
+def test_each_number_of_bits_has_a_file_of_its_own(tmp_path: Path) -> None:
+    make("llama", tmp_path / "model")
+    kinds = [build(load(tmp_path / "model"), 64, tmp_path / "cache", bits).weights.layers[0].down for bits in (8, 4, 8)]
+    assert [packed.bits for packed in kinds] == [8, 4, 8]
+    assert sorted(file.suffix for file in (tmp_path / "cache").iterdir()) == [".int4", ".int8"]
 
 
 def test_another_model_in_the_same_place_is_converted_anew(tmp_path: Path) -> None:

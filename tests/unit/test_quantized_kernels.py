@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from leftfold.executor.models.llama import StepInput
 from leftfold.executor.models.quantized import QuantizedLlama, QuantizedMemory
 from leftfold.executor.weights import load
 from leftfold.kernels.attention import PagedLayout
-from leftfold.kernels.cpu import native, reference
+from leftfold.kernels.cpu import native, nibbles, reference
 from leftfold.kernels.cpu.packing import pack, take_turns
 from tests.tiny_models import KINDS, make
 
@@ -49,6 +50,9 @@ def activations(rows: int, inputs: int) -> torch.Tensor:
     return x
 
 
+BITS = pytest.mark.parametrize("bits", [8, 4])
+
+
 def test_a_packed_weight_can_be_unpacked_and_says_its_sums() -> None:
     weight = torch.randn(45, 80)
     packed = pack(weight, torch.ones(45))
@@ -58,10 +62,62 @@ def test_a_packed_weight_can_be_unpacked_and_says_its_sums() -> None:
     assert torch.equal(packed.offset[:45], (128 * plain.sum(1)).int()) and packed.blocks == 4 and packed.depth == 128
 
 
+def on_lattices(outputs: int, inputs: int, lowest: int, levels: int) -> torch.Tensor:
+    """Weights that are so many evenly spaced values in every 32 inputs, as a file of 4 bits has them."""
+    groups = torch.randint(0, levels, (outputs, -(-inputs // 32), 32))
+    groups[..., 0], groups[..., 1] = 0, levels - 1
+    step = torch.rand(outputs, groups.shape[1], 1) + 0.2
+    offset = step * lowest + (0.0 if lowest else torch.randn_like(step) * 4)
+    return (groups * step + offset).flatten(1)[:, :inputs]
+
+
+@pytest.mark.parametrize(("lowest", "levels"), [(0, 16), (-8, 16), (-8, 13), (-3, 9)])
+def test_weights_of_4_bits_keep_what_was_in_4_bits(lowest: int, levels: int) -> None:
+    weight = on_lattices(96, 576, lowest, levels)
+    packed = pack(weight, bits=4)
+    units = weight / packed.scale[:96, None]
+    off = (packed.plain() - units).abs()
+    assert packed.bits == 4 and float(off.max()) < 0.65 and float(off.square().mean().sqrt()) < 0.31
+    assert off.square().mean() < 1.1 * (pack(weight).plain() - units).square().mean()
+    assert torch.equal(packed.offset[:96], 128 * packed.plain().sum(1, dtype=torch.int32))
+
+
+def test_weights_of_4_bits_are_near_any_weights() -> None:
+    weight = torch.randn(45, 80) * torch.logspace(-4, 2, 80)
+    weight[7], weight[9, :32], weight[11, 3] = 0.0, 1.0, float("inf")
+    packed = pack(weight, bits=4)
+    plain = packed.plain().float()
+    assert packed.weight.shape == (4, 4, 320) and plain.abs().max() <= 127
+    assert torch.isnan(packed.scale[:45]).nonzero().flatten().tolist() == [11]
+    near = plain * packed.scale[:45, None]
+    rest = [row for row in range(45) if row != 11]
+    for first in range(0, 80, 32):
+        group = weight[rest, first : first + 32]
+        low, step = group.amin(1, keepdim=True), (group.amax(1, keepdim=True) - group.amin(1, keepdim=True)) / 15
+        sixteen = low + step * torch.round((group - low) / step.clamp(min=1e-30))
+        off = (near[rest, first : first + 32] - group).square().mean(1).sqrt()
+        assert bool((off <= (sixteen - group).square().mean(1).sqrt() + 0.75 * packed.scale[rest]).all())
+    assert not plain[7].any() and torch.allclose(near[9, :32], torch.ones(32), atol=float(packed.scale[9]))
+
+
+def test_unpacking_is_what_the_format_says() -> None:
+    groups = nibbles.pack(torch.rand(32, 64) * 254 - 127, 64)
+    plain = nibbles.unpack(groups)
+    for block, group, output, at in itertools.product(range(2), range(2), (0, 3, 15), range(32)):
+        data = groups[block, group].tolist()
+        word = 2 * (at // 8 * 32 + output * 2 + at % 4 // 2)
+        four = data[word] + 256 * data[word + 1]
+        n = four >> {(1, 0): 0, (1, 1): 4, (0, 0): 8, (0, 1): 12}[at % 2, at // 4 % 2] & 15
+        m, c, b = data[256 + 2 * output] + 256 * data[257 + 2 * output], data[288 + 2 * output], data[289 + 2 * output]
+        assert plain[16 * block + output, 32 * group + at] == ((256 * n + c) * m >> 16) + b - 256 * (b > 127)
+        assert c * m >> 8 < 256
+
+
+@BITS
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
-def test_a_linear_is_the_exact_product_of_whole_numbers_scaled_once(outputs: int, inputs: int) -> None:
+def test_a_linear_is_the_exact_product_of_whole_numbers_scaled_once(outputs: int, inputs: int, bits: int) -> None:
     x, weight, bias = activations(40, inputs), torch.randn(outputs, inputs), torch.randn(outputs)
-    packed = pack(weight, bias)
+    packed = pack(weight, bias, bits)
     whole, scale = reference.quantize(x, 32767.0, float("nan"))
     exact = whole.double() @ packed.plain().double().T
     wanted = exact * scale[:, None].double() * packed.scale[:outputs].double() + bias
@@ -69,11 +125,12 @@ def test_a_linear_is_the_exact_product_of_whole_numbers_scaled_once(outputs: int
     assert torch.allclose(got.double(), wanted, rtol=1e-5, atol=1e-5)
 
 
+@BITS
 @pytest.mark.parametrize(("outputs", "inputs"), SIZES)
 def test_rows_of_a_linear_are_bitwise_equal_for_every_number_of_rows(
-    engine: native.Engine, outputs: int, inputs: int
+    engine: native.Engine, outputs: int, inputs: int, bits: int
 ) -> None:
-    packed, x = pack(torch.randn(outputs, inputs), torch.randn(outputs)), activations(300, inputs)
+    packed, x = pack(torch.randn(outputs, inputs), torch.randn(outputs), bits), activations(300, inputs)
     plain, scale, bias = packed.plain().float(), packed.scale[:outputs], packed.bias[:outputs]
     whole = engine.linear(packed, x)
     assert torch.equal(whole, reference.linear(x, plain, scale, bias))
@@ -89,8 +146,9 @@ def test_the_reference_depends_on_no_other_row_either() -> None:
         assert torch.equal(reference.linear(x[:count], packed.plain().float(), packed.scale[:199], None), whole[:count])
 
 
-def test_a_row_that_is_not_finite_shows_it_and_no_other_row_does(engine: native.Engine) -> None:
-    packed, x = pack(torch.randn(48, 96)), activations(9, 96)
+@BITS
+def test_a_row_that_is_not_finite_shows_it_and_no_other_row_does(engine: native.Engine, bits: int) -> None:
+    packed, x = pack(torch.randn(48, 96), bits=bits), activations(9, 96)
     clean = engine.linear(packed, x)
     x[3, 5], x[6, 95] = float("nan"), float("-inf")
     got = engine.linear(packed, x)
@@ -114,10 +172,10 @@ def test_functions_are_what_they_say() -> None:
 class Model:
     """A tiny random model, and steps through it on scattered pages."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
+    def __init__(self, kind: str, folder: Path, bits: int = 8) -> None:
         make(kind, folder)
         self.loaded = load(folder)
-        self.model: QuantizedLlama = quantized.build(self.loaded, 256)
+        self.model: QuantizedLlama = quantized.build(self.loaded, 256, bits=bits)
 
     def steps(self, variant: str, pieces: list[list[tuple[int, int, int]]], page_size: int) -> dict[int, torch.Tensor]:
         """Steps of (row, start, length) pieces; the hidden states of each row, by row."""
@@ -146,9 +204,10 @@ class Model:
         return {row: torch.cat(parts) for row, parts in out.items()}
 
 
-@pytest.fixture(scope="module", params=sorted(KINDS))
+@pytest.fixture(scope="module", params=[*sorted(KINDS), "llama-biased in 4 bits"])
 def tiny(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
-    return Model(request.param, tmp_path_factory.mktemp(request.param))
+    kind, _, bits = request.param.partition(" in ")
+    return Model(kind, tmp_path_factory.mktemp(kind), int(bits[:1] or 8))
 
 
 WHOLE = [[(0, 0, 90), (1, 0, 33), (2, 0, 1)], [(1, 33, 1), (2, 1, 64)]]

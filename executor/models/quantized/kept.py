@@ -25,7 +25,7 @@ from leftfold.executor.models.quantized.blocks import block_of
 logger = logging.getLogger("leftfold.executor")
 
 ALIGNED = 64
-_DTYPES = {"int8": torch.int8, "int32": torch.int32, "float32": torch.float32}
+_DTYPES = {"int8": torch.int8, "uint8": torch.uint8, "int32": torch.int32, "float32": torch.float32}
 
 
 def together(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from leftfold.executor.config import ModelConfig
 
+BITS = {"int8": 8, "int4": 4}
+"""Ways to quantize, and the bits of a weight. (In a group of 32, 4 bits take 5 with what the group has of its own.)"""
 BLOCK = 16
 """Tokens per block of K/V; what sizes of a model must be multiples of."""
 LONGEST = 65536
@@ -24,9 +26,9 @@ def unsupported(config: ModelConfig, max_len: int) -> str:
     return ""
 
 
-def weight_bytes(config: ModelConfig) -> int:
-    """Bytes that the weights will take, without norms and biases."""
+def weight_bytes(config: ModelConfig, bits: int) -> int:
+    """Bytes that weights of 8 or 4 bits will take, without norms and biases."""
     heads = config.head_dim * (2 * config.num_heads + 2 * config.num_kv_heads)
     layer = config.hidden_size * (heads + 3 * config.intermediate_size)
     ends = 1 if config.tied_embeddings else 2
-    return ends * config.vocab_size * config.hidden_size + config.num_layers * layer
+    return ends * config.vocab_size * config.hidden_size + config.num_layers * layer * (8 if bits == 8 else 5) // 8

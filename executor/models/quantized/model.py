@@ -53,7 +53,10 @@ class QuantizedLlama:
         return self._run.forward(step, memory)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Scores over the vocabulary [rows, vocab_size] (float32) of hidden states [rows, hidden_size]."""
+        """Scores over the vocabulary [rows, vocab_size] (float32) of hidden states [rows, hidden_size].
+
+        They may lie where the next call puts its own.
+        """
         return self._run.scores(hidden)
 
     def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -61,12 +64,15 @@ class QuantizedLlama:
         return self._run.best(logits)
 
 
-def build(model: LoadedModel, max_len: int, cache: Path | None = None) -> QuantizedLlama:
-    """Quantize a model's weights, or take them from `cache`, a folder. Raises `ModelError` if it cannot run so."""
+def build(model: LoadedModel, max_len: int, cache: Path | None = None, bits: int = 8) -> QuantizedLlama:
+    """Quantize a model's weights to 8 or 4 `bits`, or take them from `cache`, a folder.
+
+    Raises `ModelError` if it cannot run so.
+    """
     config = model.config
     if reason := unsupported(config, max_len):
         raise ModelError(f"this model cannot be quantized, since {reason}: give --quantization none")
     speeds = inverse_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
     if model.has("rope_freqs"):
         speeds = speeds / model.expect("rope_freqs", config.head_dim // 2)
-    return QuantizedLlama(config, weights_of(model, cache), *rotary_table(speeds, max_len))
+    return QuantizedLlama(config, weights_of(model, cache, bits), *rotary_table(speeds, max_len))

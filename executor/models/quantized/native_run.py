@@ -8,6 +8,7 @@ import torch
 
 from leftfold.executor.errors import ModelError
 from leftfold.executor.models.llama import StepInput
+from leftfold.executor.models.quantized.blocks import zeros
 from leftfold.executor.models.quantized.memory import QuantizedMemory
 from leftfold.executor.models.quantized.weights import Layer
 from leftfold.kernels.cpu import native
@@ -31,6 +32,7 @@ class NativeRun:
             head=native.LinearStruct.of(weights.head),
         )  # fmt: skip
         self._memory: QuantizedMemory | None = None
+        self._scores = torch.empty(0)
 
     def forward(self, step: StepInput, memory: QuantizedMemory) -> torch.Tensor:
         if memory is not self._memory:
@@ -54,7 +56,9 @@ class NativeRun:
         return hidden
 
     def scores(self, hidden: torch.Tensor) -> torch.Tensor:
-        out = torch.empty(len(hidden), self._model.config.vocab_size)
+        if len(hidden) > len(self._scores):  # fresh memory would be cleared first
+            self._scores = zeros((len(hidden), self._model.config.vocab_size), torch.float32)
+        out = self._scores[: len(hidden)]
         self._engine.scores(self._struct, hidden.contiguous(), out)
         return out
 

@@ -54,18 +54,19 @@ class Weights:
         return sum(linear.nbytes for linear in linears)
 
 
-def weights_of(model: LoadedModel, cache: Path | None) -> Weights:
-    """Quantize a model's weights, or take them from `cache`, a folder."""
+def weights_of(model: LoadedModel, cache: Path | None, bits: int = 8) -> Weights:
+    """Quantize a model's weights, or take them from `cache`, a folder. `bits`: of the blocks' matrices; the embedding
+    and the head have 8."""
     file, found = None, None
     if cache is not None and (files := model.files()):
-        file = cache / f"{kept.digest_of(files, FORMAT)}.int8"
+        file = cache / f"{kept.digest_of(files, FORMAT)}.int{bits}"
         found = kept.load(file)
     if found is not None:
         try:
             return _from_tensors(found, model.config)
         except (KeyError, ValueError) as error:
             logger.warning("%s is not used: it lacks %s", file, error)
-    tensors = kept.together(as_tensors(_read(model)))
+    tensors = kept.together(as_tensors(_read(model, bits)))
     if file is not None:
         kept.save(file, tensors)
     return _from_tensors(tensors, model.config)
@@ -121,7 +122,7 @@ def _from_tensors(named: dict[str, torch.Tensor], config: ModelConfig) -> Weight
     return Weights(embedding, head, named["norm"], layers)
 
 
-def _read(model: LoadedModel) -> Weights:
+def _read(model: LoadedModel, bits: int) -> Weights:
     config = model.config
     embedding = pack(model.expect("model.embed_tokens.weight", config.vocab_size, config.hidden_size).float())
     head = embedding
@@ -131,11 +132,11 @@ def _read(model: LoadedModel) -> Weights:
         embedding=embedding,
         head=head,
         norm=_vector(model, "model.norm.weight", config.hidden_size),
-        layers=tuple(_read_layer(model, index) for index in range(config.num_layers)),
+        layers=tuple(_read_layer(model, index, bits) for index in range(config.num_layers)),
     )
 
 
-def _read_layer(model: LoadedModel, index: int) -> Layer:
+def _read_layer(model: LoadedModel, index: int, bits: int) -> Layer:
     config, at = model.config, f"model.layers.{index}."
     hidden, inner, dim = config.hidden_size, config.intermediate_size, config.head_dim
     q_size, kv_size = config.num_heads * dim, config.num_kv_heads * dim
@@ -148,10 +149,10 @@ def _read_layer(model: LoadedModel, index: int) -> Layer:
         q_norm=_vector(model, f"{at}self_attn.q_norm.weight", dim) if config.qk_norm else None,
         k_norm=_vector(model, f"{at}self_attn.k_norm.weight", dim) if config.qk_norm else None,
         mlp_norm=_vector(model, f"{at}post_attention_layernorm.weight", hidden),
-        qkv=pack(*qkv),
-        output=pack(*_fused(model, [f"{at}self_attn.o_proj"], [hidden], q_size)),
-        gate_up=pack(gate_up[0], gate_up[1]),
-        down=pack(*_fused(model, [f"{at}mlp.down_proj"], [hidden], inner)),
+        qkv=pack(*qkv, bits),
+        output=pack(*_fused(model, [f"{at}self_attn.o_proj"], [hidden], q_size), bits),
+        gate_up=pack(gate_up[0], gate_up[1], bits),
+        down=pack(*_fused(model, [f"{at}mlp.down_proj"], [hidden], inner), bits),
         window=config.windows[index] or 0,
     )
 

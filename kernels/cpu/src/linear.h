@@ -6,23 +6,31 @@
 // `offset` (128 · the sum of an output's weights) takes the 32768 out again.
 //
 // Weights lie in tiles of 16 outputs × 64 inputs, [outputs/16][inputs/64][16][16][4]: a tile is 1 KiB, and what the
-// tile unit wants; four inputs of 16 outputs are one vector of the dot product.
+// tile unit wants; four inputs of 16 outputs are one vector of the dot product. Weights in 4 bits (nibbles.h) become such
+// tiles while those before them are multiplied, or are used as they come where there is one row.
 #pragma once
 
+#include "nibbles.h"
 #include "tiles.h"
 
 namespace lf {
 
 extern "C" struct LfLinear {
-    const int8_t* weight;
+    const void* weight;     // int8_t, or groups of 4 bits
     const float* scale;     // [blocks · 16]
     const int32_t* offset;  // [blocks · 16]
     const float* bias;      // [blocks · 16] or null
     int32_t outputs, inputs, blocks, depth;  // blocks: of 16 outputs, even; depth: inputs rounded up to 64
+    int32_t bits;                            // of a weight: 8 or 4
+
+    // Of a unit, two blocks of outputs: as tiles, and as they lie in memory.
+    size_t size() const { return size_t(depth) * 32; }
+    size_t stored() const { return bits == 8 ? size() : size_t(depth) * 20; }
 };
 
 const int AHEAD = 4096;  // bytes
 const int ROWS = 32;  // rows of bytes of a block of work: two tiles
+const int EARLY = 128;  // inputs: weights are tiles so long before they are multiplied
 
 #ifdef LEFTFOLD_AMX
 // Weights of a kilobyte from `w` on, on their way to the cache.
@@ -38,6 +46,7 @@ inline void tile_products(
     const uint8_t* x, int rows, const int8_t* w, int depth, int32_t (*acc)[2][16][16], int ahead, Between&& between) {
     const int8_t* w1 = w + size_t(depth) * 16;
     const uint8_t* x1 = x + size_t(depth) * 16;
+    in_order();
     _tile_zero(0);
     _tile_zero(1);
     if (rows > 16) {
@@ -151,33 +160,23 @@ inline float quantize_row(const float* x, int n, uint8_t* high, uint8_t* low) {
 template <class Sink>
 class Product {
   public:
-    Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, Sink sink)
-        : l_(l), x_(x), x_scale_(x_scale), first_(2 * first), end_of_rows_(2 * end), sink_(sink) {}
+    // `room`: for the weights of a unit.
+    Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, int8_t* room, Sink sink)
+        : l_(l), x_(x), x_scale_(x_scale), first_(2 * first), end_of_rows_(2 * end), room_(room), sink_(sink) {}
 
     void operator()(int unit) {
-        const size_t size = size_t(l_.depth) * 32;
-        const int8_t* w = l_.weight + unit * size;
-        const int steps = l_.depth / 64, rows_a_step = (16 + steps - 1) / steps;
-        const int blocks = (end_of_rows_ - first_ + ROWS - 1) / ROWS, ahead = unit == fetched_ ? 0 : AHEAD;
+        if (l_.bits == 4) return narrow(unit);
+        const int8_t* w = static_cast<const int8_t*>(l_.weight) + unit * l_.size();
+        const int steps = l_.depth / 64, blocks = (end_of_rows_ - first_ + ROWS - 1) / ROWS;
+        const int ahead = unit == fetched_ ? 0 : AHEAD;
         // From the second block of rows on the weights are at hand: time to ask for the next unit's.
         const bool more = blocks > 1 && 2 * unit + 2 < l_.blocks;
-        const size_t bytes = more ? (size / ((blocks - 1) * steps) + 63) / 64 * 64 : 0;
-        const int8_t *next = w + size, *end = next + size;
-        for (int low = first_; low < end_of_rows_; low += ROWS) {
-            int32_t(*acc)[2][16][16] = sums_[turn_];
-            const int count = end_of_rows_ - low < ROWS ? end_of_rows_ - low : ROWS;
-            const uint8_t* x = x_ + size_t(low) * l_.depth;
-            if (tiles_) {
-                tile_products(x, count, w, l_.depth, acc, low > first_ ? 0 : ahead, [&] {
-                    give(rows_a_step);
-                    if (low > first_ && next < end) next = fetch(next, bytes);
-                });
-            } else {
-                vector_products(x, count, w, l_.depth, acc);
-            }
-            finish();
-            take(unit, low, count);
-        }
+        const size_t bytes = more ? (l_.size() / ((blocks - 1) * steps) + 63) / 64 * 64 : 0;
+        const int8_t *next = w + l_.size(), *end = next + l_.size();
+        for (int low = first_; low < end_of_rows_; low += ROWS)
+            multiply(unit, low, w, low > first_ ? 0 : ahead, [&] {
+                if (low > first_ && next < end) next = fetch(next, bytes);
+            });
         if (more) fetched_ = unit + 1;
     }
 
@@ -189,8 +188,45 @@ class Product {
         return from + bytes;
     }
 
+    // A block of rows from `low` on; `meanwhile()` is called after every 64 inputs where the tile unit is at work.
+    template <class Meanwhile>
+    void multiply(int unit, int low, const int8_t* w, int ahead, Meanwhile&& meanwhile) {
+        int32_t(*acc)[2][16][16] = sums_[turn_];
+        const int steps = l_.depth / 64, rows_a_step = (16 + steps - 1) / steps;
+        const int count = end_of_rows_ - low < ROWS ? end_of_rows_ - low : ROWS;
+        const uint8_t* x = x_ + size_t(low) * l_.depth;
+        if (tiles_) {
+            tile_products(x, count, w, l_.depth, acc, ahead, [&] {
+                give(rows_a_step);
+                meanwhile();
+            });
+        } else {
+            vector_products(x, count, w, l_.depth, acc);
+        }
+        finish();
+        take(unit, low, count);
+    }
+
+    // Weights of 4 bits: while the tile unit is at 64 inputs, those of a few inputs later become tiles.
+    void narrow(int unit) {
+        const uint8_t* groups = static_cast<const uint8_t*>(l_.weight) + unit * l_.stored();
+#ifdef LEFTFOLD_VNNI
+        if (end_of_rows_ - first_ == 2) {
+            finish();
+            nibble_products(x_ + size_t(first_) * l_.depth, groups, l_.depth, sums_[turn_][0]);
+            return take(unit, first_, 2);
+        }
+#endif
+        int done = 0;
+        auto widen_some = [&] {
+            if (done < l_.depth) widen(groups, l_.depth, done, room_), done += 64;
+        };
+        for (const int soon = tiles_ ? EARLY : l_.depth; done < soon && done < l_.depth;) widen_some();
+        for (int low = first_; low < end_of_rows_; low += ROWS) multiply(unit, low, room_, 0, widen_some);
+    }
+
     void take(int unit, int low, int count) {
-        unit_ = unit, row_ = low / 2, end_ = (low + count) / 2, at_ = 0;
+        unit_ = unit, row_ = low / 2, last_ = (low + count) / 2, at_ = 0;
         from_ = sums_[turn_];
         turn_ ^= 1;
         for (int b = 0; b < 2; b++) {
@@ -200,7 +236,7 @@ class Product {
     }
 
     void give(int count) {
-        for (; count && row_ < end_; count--, row_++, at_ += 2) {
+        for (; count && row_ < last_; count--, row_++, at_ += 2) {
             f16 out[2];
             for (int b = 0; b < 2; b++) {
                 const int32_t* sums = from_[at_ >> 4][b][at_ & 15];
@@ -220,15 +256,18 @@ class Product {
     const uint8_t* x_;
     const float* x_scale_;
     const int first_, end_of_rows_;  // rows of bytes
+    int8_t* const room_;
     Sink sink_;
     const bool tiles_ = tiles_allowed();
     int32_t (*from_)[2][16][16] = nullptr;
-    int unit_ = 0, row_ = 0, end_ = 0, at_ = 0, turn_ = 0, fetched_ = -1;
+    int unit_ = 0, row_ = 0, last_ = 0, at_ = 0, turn_ = 0;
+    int fetched_ = -1;  // the unit whose weights were asked for
 };
 
 template <class Sink>
-inline Product<Sink> product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, Sink sink) {
-    return Product<Sink>(l, x, x_scale, first, end, sink);
+inline Product<Sink> product(
+    const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, int8_t* room, Sink sink) {
+    return Product<Sink>(l, x, x_scale, first, end, room, sink);
 }
 
 }  // namespace lf

@@ -76,8 +76,14 @@ struct LfEngine {
     std::vector<int> bound, pieces_of;
     std::vector<Piece> pieces;
     std::vector<Scratch> scratch;
+    std::vector<Buffer<int8_t>> room;  // of each worker, for the weights of a unit
 
-    explicit LfEngine(int threads) : pool(threads), scratch(threads) {}
+    explicit LfEngine(int threads) : pool(threads), scratch(threads), room(threads) {}
+
+    int8_t* room_for(int worker, const LfLinear& l) {
+        if (l.bits < 8 && room[worker].size() < l.size()) room[worker].resize(l.size());
+        return room[worker].data();
+    }
 
     void forward(const LfModel& m, const LfStep& s);
     void scores(const LfModel& m, const float* hidden, int rows, float* out);
@@ -89,10 +95,10 @@ struct LfEngine {
     void place(const LfModel& m, const LfLayer& l, const LfStep& s, const LfMemory& memory, int token);
 };
 
-// A row of the embedding: the head's weights in their tiles.
+// A row of the embedding: the head's weights in their tiles, of 8 bits.
 void LfEngine::embed(const LfModel& m, int64_t id, float* x) {
     const LfLinear& e = m.embedding;
-    const int8_t* w = e.weight + (id >> 4) * size_t(e.depth) * 16 + (id & 15) * 4;
+    const int8_t* w = static_cast<const int8_t*>(e.weight) + (id >> 4) * size_t(e.depth) * 16 + (id & 15) * 4;
     const float scale = e.scale[id];
     for (int k = 0; k < m.hidden; k += 4)
         for (int i = 0; i < 4; i++) x[k + i] = float(w[k * 16 + i]) * scale;
@@ -211,7 +217,8 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
             for (int row = first; row < end; row++) one(row);
         };
         auto linear = [&](const LfLinear& l, const Activations& a, auto sink) {
-            auto part = product(l, a.bytes.data(), a.scales.data(), apart ? first : 0, apart ? end : n, sink);
+            auto part = product(
+                l, a.bytes.data(), a.scales.data(), apart ? first : 0, apart ? end : n, room_for(worker, l), sink);
             if (!apart) return pool.share(worker, l.blocks / 2, part, [&] { part.finish(); });
             for (int unit = 0; unit < l.blocks / 2; unit++) part(unit);
             part.finish();
@@ -274,7 +281,8 @@ void LfEngine::scores(const LfModel& m, const float* hidden, int rows, float* ou
     pool.run([&](int worker) {
         tiles_on();
         pool.share(worker, rows, [&](int row) { wide.take(row, hidden + size_t(row) * m.hidden, m.hidden, l.depth); });
-        auto part = product(l, wide.bytes.data(), wide.scales.data(), 0, rows, [&](int unit, int row, f16 a, f16 b) {
+        auto part = product(
+            l, wide.bytes.data(), wide.scales.data(), 0, rows, room_for(worker, l), [&](int unit, int row, f16 a, f16 b) {
             const int first = unit * 32;
             float* to = out + size_t(row) * l.outputs + first;
             if (first + 32 <= l.outputs) {
@@ -352,7 +360,8 @@ void lf_linear(LfEngine* engine, const LfLinear* l, const float* x, int rows, fl
     engine->pool.run([&](int worker) {
         tiles_on();
         engine->pool.share(worker, rows, [&](int row) { a.take(row, x + size_t(row) * l->inputs, l->inputs, l->depth); });
-        auto part = product(*l, a.bytes.data(), a.scales.data(), 0, rows, [&](int unit, int row, f16 first, f16 second) {
+        auto part = product(
+            *l, a.bytes.data(), a.scales.data(), 0, rows, engine->room_for(worker, *l), [&](int unit, int row, f16 first, f16 second) {
             float* to = out + size_t(row) * l->blocks * 16 + unit * 32;
             store(to, first), store(to + 16, second);
         });
