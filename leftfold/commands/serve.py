@@ -49,7 +49,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     """Limits and memory of the engine; shared by the commands that hold one."""
     limits = parser.add_argument_group("limits")
     _add(limits, "--max-num-seqs", type=positive, help="most running requests")
-    _add(limits, "--max-num-batched-tokens", type=positive, help="most tokens in one step (128; 8192 on a GPU)")
+    _add(limits, "--max-num-batched-tokens", type=positive, help="most tokens in one step (256; 8192 on a GPU)")
     _add(limits, "--max-chunk-tokens", type=positive, help="most tokens of one request in one step")
     _add(limits, "--max-model-len", type=positive, help="longest request, prompt and answer together, in tokens")
     _add(limits, "--max-queued-requests", type=positive, help="refuse admissions beyond so many waiting requests")
