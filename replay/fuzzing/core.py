@@ -7,7 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from leftfold.events import Call, ControlDone, Event, ExecutionPlan, ForwardDone, Plan, Tick, UpdateWeights
+import orjson
+
+from leftfold.events import (
+    Call,
+    ControlDone,
+    Event,
+    ExecutionPlan,
+    ForwardDone,
+    Plan,
+    Tick,
+    UpdateWeights,
+    decode,
+    encode,
+    same,
+)
 from leftfold.events.codec import plan_json
 from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
@@ -108,6 +122,7 @@ class Core:
                 self.router.hear(effects.kv_events, state)
             if len(self.log) % self.rigour == 0:
                 self.router.compare(state)
+            self.router.before = state.generation
         wake_at = effects.wake_at
         if (audience.hurried or wake_at is not None or desk.closing_at) and wake_at != self._due():
             raise Violation("wake-at", f"{wake_at}, but the next deadline is {self._due()}")
@@ -205,7 +220,16 @@ class Core:
             self.desk.tick(plan, self.t, len(self.flights))
         if plan.ops and self.desk.takes_rows() and not len(self.state.running()) <= len(plan.preempt) + len(plan.ends):
             raise Violation("control", f"{plan} takes the K/V of rows that keep their pages")
-        self._fold(Tick(t=self.t, plan=plan), plan)
+        event = Tick(t=self.t, plan=plan)
+        if plan.preempt or plan.ends or plan.ops:
+            self._read_back(event)
+        self._fold(event, plan)
+
+    def _read_back(self, event: Event) -> None:
+        """What is seldom said is looked at at once: as a record it says the same."""
+        read = decode(orjson.loads(encode(event)))
+        if not same(read, event):
+            raise Violation("replay", f"{event} is read back as {read}")
 
     def _tamper(self, plan: Plan) -> None:
         """The same with one thing wrong is refused: what is wrong changes from time to time."""

@@ -66,15 +66,18 @@ class SimDisk:
             del file.content[max(file.safe, file.begun, len(file.content) - torn) :]
         self._disarm()
 
-    def power_cut(self, keep: int, hole: int | None) -> bool:
+    def power_cut(self, keep: int, hole: int | None, earlier: int | None = None) -> bool:
         """The machine dies: of what no sync made durable, `keep` bytes of each file are left.
+
+        `earlier`: so many of those but the last, which the disk may have been told later and have written before.
 
         `hole`: the block of the kept rest with this number never came to the disk, although later ones did. Whether
         there is such a hole.
         """
         holed = False
-        for file in self.files.values():
-            del file.content[file.safe + keep :]
+        last = max(self.files, default="")
+        for name, file in self.files.items():
+            del file.content[file.safe + (keep if earlier is None or name == last else earlier) :]
             blocks = -(-(len(file.content) - file.safe) // BLOCK)
             if hole is not None and blocks > 1:
                 at = file.safe + hole % (blocks - 1) * BLOCK
@@ -145,6 +148,8 @@ def _take_out(content: bytearray, offset: int) -> None:
     if not first or not after:
         return
     before = content.rfind(b"\n", 0, first - 1) + 1
+    if not content[before]:  # there is a hole in it, of which no checksum follows
+        return
     crc, lines = int(content[before + 8 : before + 16], 16), content[after:].splitlines(keepends=True)
     del content[first:]
     for line in map(bytes, lines):

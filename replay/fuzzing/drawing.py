@@ -36,6 +36,10 @@ def draw_config(rng: Random) -> dict[str, Any]:
     }
 
 
+TIGHT = 0.15
+"""In how many runs of the swarm the pool holds one to two of the longest requests, and three may run."""
+
+
 def draw_swarm(rng: Random) -> dict[str, Any]:
     """Arguments of a `World`, every limit over its whole range: pages of 1 to 64 tokens, pools from a page to hundreds.
 
@@ -43,17 +47,23 @@ def draw_swarm(rng: Random) -> dict[str, Any]:
     """
     vocab = rng.choice(VOCABULARIES)
     page_size = _spread(rng, 1, 64)
-    budget = _spread(rng, 1, 512)
+    budget, rows = _spread(rng, 1, 512), _spread(rng, 1, 32)
+    tokens = _spread(rng, 8 if rng.random() < 0.8 else 1, 2000)
+    longest = _spread(rng, 8 if rng.random() < 0.9 else 2, 400)
+    policy = rng.choice(BUILT_IN)
+    if rng.random() < TIGHT:
+        rows, tokens = max(rows, 3), int(longest * (1 + rng.random()))
+        policy = rng.choice((policy, "priority"))  # by which rows give way to whoever waits
     return {
         "vocab": vocab,
-        "num_pages": max(1, min(256, _spread(rng, 8 if rng.random() < 0.8 else 1, 2000) // page_size)),
+        "num_pages": max(1, min(256, tokens // page_size)),
         "page_size": page_size,
-        "max_running": _spread(rng, 1, 32),
+        "max_running": rows,
         "max_batch_tokens": budget,
-        "max_model_len": _spread(rng, 8 if rng.random() < 0.9 else 2, 400),
+        "max_model_len": longest,
         "max_chunk_tokens": None if rng.random() < 0.4 else _spread(rng, 1, budget),
         "pipeline_depth": rng.choice((0, 1, 2)),
-        "policy": rng.choice(BUILT_IN),
+        "policy": policy,
         "prefix_cache": rng.random() < 0.7,
         "max_queued_requests": None if rng.random() < 0.7 else _spread(rng, 1, 16),
         "max_queued_tokens": None if rng.random() < 0.7 else _spread(rng, 1, 400),

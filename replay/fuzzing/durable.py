@@ -85,6 +85,7 @@ class DurableWorld(World):
         keep: int = 0,
         torn: int = 0,
         hole: int | None = None,
+        earlier: int | None = None,
         damage: str | None = None,
         at: int = 0,
         other: int = 0,
@@ -96,7 +97,7 @@ class DurableWorld(World):
     ) -> None:
         """The process dies and starts again from its log, perhaps with other limits.
 
-        `power`: the machine dies, too (see `SimDisk.power_cut` for `keep` and `hole`); else its last write may be
+        `power`: the machine dies, too (`keep`, `hole`, `earlier`: see `SimDisk.power_cut`); else its last write may be
         `torn`. `damage`: one of `DAMAGES`, at byte `at`, with `other`. `read_error`: a byte that cannot be read at the
         first try. `failed_sync`: this is why it died. `back`: µs by which the clock is behind afterwards. `old`: it was
         another version that wrote the log.
@@ -106,7 +107,7 @@ class DurableWorld(World):
             self.journal.fail_sync()
         holed = False
         if power:
-            holed = self.disk.power_cut(keep, hole)
+            holed = self.disk.power_cut(keep, hole, earlier)
         else:
             self.disk.kill(torn)
         harmed = damage is not None and self.disk.damage(damage, at, other)

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 
 from leftfold.fsm import KvCleared, KvEvent, KvRemoved, KvStored, State
+from leftfold.fsm.prefix import namespace
 from leftfold.replay.fuzzing.errors import Violation
 
 
 class Router:
-    """`resident`: tokens by key; `known`: keys that were ever stored; `outdated`: those of earlier generations."""
+    """`resident`: tokens by key; `known`: keys that were ever stored; `outdated`: those of earlier generations.
+
+    `salts`: under which requests came; a first page is behind one of them, in the state's generation or that of
+    `before`, where the event that published it ended this one, too.
+    """
 
     def __init__(self) -> None:
         self.resident: dict[bytes, Sequence[int]] = {}
         self.known: set[bytes] = set()
         self.outdated: set[bytes] = set()
         self.generation = 0
+        self.salts: set[str] = set()
+        self.before = 0
 
     def save(self) -> tuple[dict[bytes, Sequence[int]], set[bytes], set[bytes], int]:
         """What is believed, for `restore`."""
@@ -36,7 +45,7 @@ class Router:
         """Fold what one event brought. Raises `Violation`."""
         for event in events:
             if isinstance(event, KvStored):
-                self._store(event)
+                self._store(event, {self.before, state.generation})
             elif isinstance(event, KvRemoved):
                 if self.resident.pop(event.key, None) is None:
                     raise Violation("kv-events", f"{event} removes what is not resident")
@@ -48,15 +57,23 @@ class Router:
                 "kv-events", f"{len(self.resident)} pages are told, {len(state.pool.published)} can be found"
             )
 
-    def _store(self, event: KvStored) -> None:
+    def _store(self, event: KvStored, generations: Iterable[int]) -> None:
         if event.key in self.resident:
             raise Violation("kv-events", f"{event} stores what is resident")
         if event.key in self.outdated:
             raise Violation("kv-events", f"{event} is of a generation that is over")
         if event.parent is not None and event.parent not in self.known:
             raise Violation("kv-events", f"{event} comes before its parent")
+        tokens = array("i", event.tokens).tobytes()
+        befores = [event.parent] if event.parent is not None else self._roots(generations)
+        keys = [blake2b(before + tokens, digest_size=16).digest() for before in befores]
+        if event.key not in keys:
+            raise Violation("kv-events", f"{event} has another key than follows from its parent and tokens")
         self.resident[event.key] = event.tokens
         self.known.add(event.key)
+
+    def _roots(self, generations: Iterable[int]) -> list[bytes]:
+        return [namespace(generation=generation, salt=salt) for generation in generations for salt in self.salts]
 
     def compare(self, state: State) -> None:
         """Page by page. Raises `Violation`."""

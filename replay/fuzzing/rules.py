@@ -57,11 +57,11 @@ class Rules:
         theme = rng.choice(_THEMES) if rng.random() < THEMED else None
         faulty: dict[Rule, float] = {}
         faulty |= {rule: self._rate(rate) for rule, rate in known.items() if rng.random() < self.habits.faults}
-        self.controls = rng.choice(CALLS)
+        self.controls = _calls(rng)
         self.themed = theme is not None
         if theme is not None:
             faulty |= {rule: self._rate(rate) for rule, rate in theme.rates.items()}
-            self.controls = theme.calls or rng.choice(CALLS[1:])
+            self.controls = theme.calls or _calls(rng)
             crowd, stride = max(self.habits.crowd, theme.crowd), min(self.habits.stride, theme.stride)
             self.habits = replace(self.habits, crowd=crowd, stride=stride)
         work = {rule: self._rate(rate) for rule, rate in _WORK.items()}
@@ -231,11 +231,16 @@ class Rules:
         fields = FIELDS.get(kind)
         return ("control", {"kind": kind, **(self.rng.choice(fields) if fields else {})})
 
+    def any_control(self, world: World) -> Command:
+        """One of all control calls, whichever kinds this run knows."""
+        kind = self.rng.choice(CALLS[-1])
+        return ("control", {"kind": kind, **self.rng.choice(FIELDS.get(kind) or ({},))})
+
     def let_go(self, world: World) -> Command:
         """Wake or resume."""
         if not world.desk.asleep:
             return ("control", {"kind": "Resume"})
-        return ("control", {"kind": "Wake", **(self.rng.choice(FIELDS["Wake"]) if self.rng.random() < 0.3 else {})})
+        return ("control", {"kind": "Wake", **(self.rng.choice(FIELDS["Wake"]) if self.rng.random() < 0.6 else {})})
 
     def late_done(self, world: World) -> Command:
         return ("done", {"late": True})
@@ -289,6 +294,8 @@ class Rules:
             how = {"power": True, "keep": self._below(2000)}
             if rng.random() < 0.3:
                 how["hole"] = self._below(30)
+            if rng.random() < 0.3:
+                how["earlier"] = self._below(60)
         elif rng.random() < 0.6:
             how["torn"] = self._below(300)
         if rng.random() < 0.1:
@@ -308,6 +315,11 @@ class Rules:
         name, how = self.crash(world)
         how = {**how, "damage": self.rng.choice(DAMAGES), "at": self._below(1 << 16), "other": self._below(1 << 16)}
         return (name, how)
+
+
+def _calls(rng: Random) -> Sequence[str]:
+    """Kinds of control calls for one run: a set that belongs together, or any few."""
+    return rng.choice(CALLS) if rng.random() < 0.6 else rng.sample(CALLS[-1], 3)
 
 
 Rule = Callable[[Rules, World], Command]
@@ -350,7 +362,7 @@ _THEMES: Sequence[Theme] = (
     Theme({Rules.abort: 5, Rules.abort_in_flight: 5, Rules.wait: 3, Rules.odd_admit: 2}),
 )  # fmt: skip
 _SELDOM: Sequence[Rule] = (
-    Rules.control, Rules.control, Rules.shutdown, Rules.shutdown, Rules.start, Rules.lose, Rules.abort, Rules.fail,
+    Rules.control, Rules.any_control, Rules.shutdown, Rules.shutdown, Rules.start, Rules.lose, Rules.abort, Rules.fail,
     Rules.wait, Rules.tick, Rules.late_done,
 )  # fmt: skip
 """What is done now and then where the engine is in a state that few runs bring it to: pairs of faults are rare."""

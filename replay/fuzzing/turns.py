@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from leftfold.events import ExecutionPlan, Plan
@@ -76,11 +77,22 @@ class Turns:
             raise Violation("victim", f"{best.key} gives way, which has the best place of all rows")
         if policy != "priority" or len(state.at_edge) > state.pool.usable:
             return
+        worst = min(victim.priority for victim in victims)
         for victim in victims:
             if not any(client.priority > victim.priority for client in line):
                 raise Violation("victim", f"{victim.key} gives way to nobody of a higher class")
+        if not any(self._fits(state, client, plan.preempt) for client in line if client.priority > worst):
+            raise Violation("victim", f"{[victim.key for victim in victims]} give way to somebody who does not fit")
         if not state.in_flight and not state.prefilling and not plan.join:
             raise Violation("victim", f"{[victim.key for victim in victims]} give way, and nobody joins")
+
+    def _fits(self, state: State, client: Client, victims: Sequence[int]) -> bool:
+        """Whether there are pages enough for what `client` knows, with those that only `victims` (slots) hold."""
+        pool, request = state.pool, state.live[client.key]
+        held = Counter(page for slot in victims if (seat := state.by_slot[slot]) is not None for page in seat.pages)
+        given = sum(count == pool.refs[page] for page, count in held.items())
+        wanted = -(-client.known // pool.page_size)
+        return wanted - state.cached_pages(request) <= pool.usable + given
 
     def _look_at_prefixes(self, state: State, first: Client, left: Iterable[Client]) -> None:
         found = {client.key: state.cached_pages(state.live[client.key]) for client in (first, *left)}

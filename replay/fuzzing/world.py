@@ -93,6 +93,8 @@ class World(Core):
         config = self.config
         limit = min(len(prompt) + max_tokens, config.max_model_len, config.num_pages * config.page_size + 1)
         tokens = expected_tokens(prompt, limit - len(prompt), self.vocab, self.desk.version)
+        if self.router is not None:
+            self.router.salts.add(salt)
         for choice in range(n):
             client = Client((rid, epoch, choice), self.serial, prompt, tokens, params, limit)
             client.deadline_at = self.t + deadline if deadline else 0
