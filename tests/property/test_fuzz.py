@@ -222,19 +222,19 @@ PLANTS = [
 
 def _tallies() -> Iterator[Tally]:
     for name in ("lite", "swarm"):
-        yield fuzz(1, lambda tally: tally.runs < 600, PROFILES[name])
+        yield fuzz(3, lambda tally: tally.runs < 600, PROFILES[name])
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.strip("_"))
 def test_a_planted_fault_is_found_and_made_small(plant: Callable[[pytest.MonkeyPatch], None], tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch)
-        tally = next(filter(lambda tally: tally.found, _tallies()), Tally(1))
+        tally = next(filter(lambda tally: tally.found, _tallies()), Tally(3))
         assert tally.found is not None, "600 runs of each kind found nothing"
         small = shrink(tally.found, lambda tries: tries < 2000)
         assert small.kind == tally.found.kind
         assert small.events <= 40 and len(small.commands) <= 6, small
-        path = write_test(small, source_of(small, "leftfold fuzz --seed 1"), tmp_path)
+        path = write_test(small, source_of(small, "leftfold fuzz --seed 3"), tmp_path)
         namespace = _load(path)
         with pytest.raises(type(small.fault)):
             namespace()
