@@ -209,12 +209,41 @@ def two_operations(state: State) -> None:
     state.in_flight[0].ops = (1, 1)
 
 
+def ended_is_noted_twice(state: State) -> None:
+    for flying in state.in_flight:
+        flying.ended = [*flying.ended, *flying.ended]
+
+
+def seat_of_one_who_is_stopping(state: State) -> None:
+    live(state, "a").seat = state.stopping[0]
+
+
+def rests_without_a_limit(state: State) -> None:
+    state.resting.append(seat(state, "a").slot)
+
+
+def queued_tokens_off(state: State) -> None:
+    state.waiting.tokens += 1
+
+
+def runs_on_at_its_limit(state: State) -> None:
+    request = live(state, "b")
+    slot = seat(state, "b").slot
+    request.limit = int(state.columns.computed[slot]) + 1
+    state.columns.limit[slot] = request.limit
+
+
+def joined_and_hurries_to_join(state: State) -> None:
+    live(state, "d").cached = 0
+
+
 SPOILS: tuple[Callable[[State], None], ...] = (
     spoil_token, spoil_generated_token, forget_rid, hide_rid, lose_deadline, keep_deadline, keep_queue_deadline,
     swap_column, leave_running_slot, watch_more, watch_less, final_off, parent_off, parent_missing, key_off,
     request_key_off, ended_names_a_runner, ended_is_not_noted, ended_is_noted_once_too_few, steps_with_a_gap,
     chunk_slot_given_on, expects_more, starts_off, inputs_off, prefilling_out_of_order, tenants_off, line_out_of_order,
-    publishes_although_it_may_not, two_operations,
+    publishes_although_it_may_not, two_operations, ended_is_noted_twice, seat_of_one_who_is_stopping,
+    rests_without_a_limit, queued_tokens_off, runs_on_at_its_limit, joined_and_hurries_to_join,
 )  # fmt: skip
 
 

@@ -7,7 +7,21 @@ from dataclasses import replace
 
 import pytest
 
-from leftfold.events import Admit, Chunk, Control, Copy, End, Evict, ForwardDone, Grow, Join, Plan, SamplingParams, Tick
+from leftfold.events import (
+    Admit,
+    Chunk,
+    Control,
+    Copy,
+    End,
+    Evict,
+    ForwardDone,
+    Grow,
+    Join,
+    Pause,
+    Plan,
+    SamplingParams,
+    Tick,
+)
 from leftfold.fsm import Config, Phase, PlanRefused, State, apply, decide, step
 from leftfold.replay.fuzzing import World
 
@@ -146,6 +160,8 @@ SPOILED: dict[str, tuple[Callable[[State, Plan], Plan], str]] = {
     "pages and slots differ in number": (lambda s, p: replace(p, grow=[Grow([0], list(s.pool.free)[-2:])]), "grow"),
     "nothing computed": (lambda s, p: replace(_only_b(p), chunks=[Chunk(1, 0, False)]), "no row computes anything"),
     "another base": (lambda s, p: replace(p, base=1), "base"),
+    "a memo of large numbers": (lambda s, p: replace(p, memo={"x": 1 << 63}), "memo"),
+    "a memo of words": (lambda s, p: replace(p, memo={"x": "1"}), "memo"),
 }  # fmt: skip
 
 
@@ -164,6 +180,54 @@ def test_a_spoiled_plan_is_refused_by_name_and_changes_nothing(name: str) -> Non
     assert state.digest() == before
     state.check()
     assert step(state, Tick(t=1000, plan=plan)).plan is not None
+
+
+def test_rows_do_not_run_behind_a_gate() -> None:
+    """A plan that was right until somebody paused the engine."""
+    state, plan = _decided()
+    step(state, Pause(t=1000, call="c", mode="keep"))
+    before = state.digest()
+    with pytest.raises(PlanRefused, match="rows may not run"):
+        step(state, Tick(t=1000, plan=plan))
+    assert state.digest() == before
+
+
+def _full_of_cached_pages() -> tuple[State, Plan]:
+    """One row, pages of others that are cached, none free; the plan lets a request join, for which some are evicted."""
+    state = State(Config(num_pages=6, page_size=1, max_running=2, max_batch_tokens=8, max_model_len=8))
+    for token in range(1, 5):
+        step(state, Admit(t=0, rid=f"old{token}", prompt=[token], params=SamplingParams(max_tokens=2)))
+        while state.live:
+            step(state, Tick(t=0))
+            flight = state.in_flight[0]
+            step(state, ForwardDone(t=0, step=flight.step, tokens=[9] * flight.expected))
+    step(state, Admit(t=0, rid="runs", prompt=[50, 51], params=SamplingParams(max_tokens=6)))
+    step(state, Tick(t=0))
+    step(state, ForwardDone(t=0, step=state.in_flight[0].step, tokens=[9]))
+    step(state, Admit(t=0, rid="joins", prompt=[60, 61], params=SamplingParams(max_tokens=2)))
+    plan = decide(state, 0)
+    assert plan is not None and plan.evict and plan.join
+    return state, plan
+
+
+@pytest.mark.parametrize("where", ["evicted", "granted", "evicted and granted"])
+@pytest.mark.parametrize("held", [False, True], ids=["not cached", "held"])
+def test_only_cached_pages_are_evicted_for_whoever_joins(where: str, held: bool) -> None:
+    """In a plan that is otherwise as most are, one page is another."""
+    state, plan = _full_of_cached_pages()
+    (evict,) = plan.evict
+    running = state.running()[0]
+    wrong = running.pages[-1] if held else len(state.pool)
+    pages = [*evict.pages[:-1], wrong]
+    join = plan.join[0]
+    given = [wrong if page == evict.pages[-1] else page for page in join.pages[0]]
+    spoiled = plan if where == "granted" else replace(plan, evict=[evict._replace(pages=pages)])
+    if "granted" in where:
+        spoiled = replace(spoiled, join=[join._replace(pages=[given]), *plan.join[1:]])
+    before = state.digest()
+    with pytest.raises(PlanRefused):
+        step(state, Tick(t=0, plan=spoiled))
+    assert state.digest() == before and step(state, Tick(t=0, plan=plan)).plan is not None
 
 
 @pytest.mark.parametrize("kind", [float, str, lambda page: page == 1])
