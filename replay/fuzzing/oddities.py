@@ -92,7 +92,7 @@ _FIELDS: Mapping[str, Mapping[str, Any]] = {
     "negative deadline": {"deadline": -1},
     "task": {"task": "embed"},
     "too many logprobs": {"want": {"logprobs": 21}},
-    "hidden states": {"want": {"hidden": True}},
+    "hidden states": {"want": {"hidden": 1}},
 }
 ODD_ADMITS: Sequence[str] = (*_PROMPTS, *_PARAMS, *_FIELDS)
 """Kinds of requests that no engine takes."""
