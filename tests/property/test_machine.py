@@ -93,7 +93,7 @@ def _settings(examples: int) -> settings:
     )
 
 
-Machine.TestCase.settings = _settings(350)
-DurableMachine.TestCase.settings = _settings(120)
+Machine.TestCase.settings = _settings(700)
+DurableMachine.TestCase.settings = _settings(250)
 TestMachine = Machine.TestCase
 TestDurableMachine = DurableMachine.TestCase
