@@ -28,6 +28,7 @@ def audit(state: State) -> None:
         _check_mirror(state, seat)
         _check_chain(state, seat)
     _check_keys(state)
+    _check_seen(state)
     _check_steps(state)
     _check_widths(state, running)
     _check_controls(state)
@@ -154,6 +155,18 @@ def _check_keys(state: State) -> None:
         extend_keys(keys, request.root, request.tokens, len(request.tokens) // size, size)
         if request.keys != keys[: len(request.keys)]:
             _fail(f"request {request.key} has keys that are not those of its tokens")
+
+
+def _check_seen(state: State) -> None:
+    """Where nothing was published since a request was looked up, it finds no more pages than then."""
+    published, size = state.pool.published, state.config.page_size
+    for request in state.waiting:
+        if request.seen is None or request.seen[1] != state.pool.published_ever:
+            continue
+        keys = request.keys[: (len(request.tokens) - 1) // size]
+        found = next((number for number, key in enumerate(keys) if key not in published), len(keys))
+        if found > request.seen[0]:
+            _fail(f"request {request.key} finds {found} pages, noted is that it finds {request.seen[0]} at most")
 
 
 def _check_steps(state: State) -> None:

@@ -5,6 +5,7 @@ Each run draws its own rates (most faults are off in most runs), so that rare si
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
@@ -21,10 +22,12 @@ from leftfold.replay.fuzzing.results import FORMS, SPOILS
 from leftfold.replay.fuzzing.world import Command, World
 
 RIDS = "abcdefgh"
-THEMED = 0.3
+THEMED = 0.4
 """How many runs are about faults that belong together, which chance alone would rarely bring into one run."""
 HURRIED = 0.15
 """In how many runs every other request has a deadline."""
+INSISTENCE = (0, 0, 0.4, 0.7)
+"""How likely a fault comes again at once, in one run or another: what fails once mostly fails some times in a row."""
 FEW = 4
 """Steps at once at most, where much may happen between them."""
 FAR = 1 << 40
@@ -65,6 +68,8 @@ class Rules:
             crowd, stride = max(self.habits.crowd, theme.crowd), min(self.habits.stride, theme.stride)
             self.habits = replace(self.habits, crowd=crowd, stride=stride)
         work = {rule: self._rate(rate) for rule, rate in _WORK.items()}
+        self.insistence = rng.choice(INSISTENCE)
+        self.last: Rule | None = None
         self.rules: list[Rule] = [*work, *faulty]
         self.scale = list(accumulate([*work.values(), *faulty.values()]))
 
@@ -86,11 +91,17 @@ class Rules:
         if len(world.clients) < crowd and state.gate in (Gate.RUNNING, Gate.DRAINING):
             if not self.themed or self.rng.random() < 0.5:
                 return self.admit(world)
+        return self._drawn()(self, world)
+
+    def _drawn(self) -> Rule:
+        """A rule by its rate, or the last one once more if that was a fault."""
+        if self.last is not None and self.rng.random() < self.insistence:
+            return self.last
         at = self.rng.random() * self.scale[-1]
-        for rule, bound in zip(self.rules, self.scale, strict=True):
-            if at < bound:
-                return rule(self, world)
-        return self.steps(world)
+        number = bisect(self.scale, at, hi=len(self.rules) - 1)
+        rule = self.rules[number]
+        self.last = rule if number >= len(_WORK) else None
+        return rule
 
     def _below(self, bound: int) -> int:
         return int(self.rng.random() * bound)
@@ -187,7 +198,7 @@ class Rules:
         if world.flight is None:
             return ("tick", {})
         rows = [self._below(4)] if self.rng.random() < 0.3 else []
-        return ("fail", {"retry": self.rng.random() < 0.8, "rows": rows, "apart": self.rng.random() < 0.4})
+        return ("fail", {"retry": self.rng.random() < 0.8, "rows": rows, "apart": self.rng.random() < 0.6})
 
     def spoiled(self, world: World) -> Command:
         return ("spoiled", {"kind": self.rng.choice(SPOILS)}) if world.flight is not None else ("tick", {})
@@ -355,10 +366,13 @@ _THEMES: Sequence[Theme] = (
         Rules.control: 6, Rules.tick: 4, Rules.shutdown: 2, Rules.wait: 3, Rules.start: 1, Rules.late_done: 3,
     }),
     Theme({Rules.control: 8, Rules.tick: 4}, calls=("Reconfigure",), crowd=4, stride=16),
+    Theme({Rules.control: 6, Rules.tick: 4}, calls=("Sleep", "Wake", "Wake", "Resume", "FlushCache"), stride=16),
+    Theme({Rules.control: 4, Rules.start: 4, Rules.lose: 1, Rules.tick: 2}, calls=("UpdateWeights",)),
     Theme({Rules.control: 4, Rules.lose: 3, Rules.start: 3, Rules.fail: 2, Rules.tick: 3}),
     Theme({
         Rules.fail: 5, Rules.tick: 2, Rules.spoiled: 1, Rules.stray_done: 1, Rules.lose: 1, Rules.abort_in_flight: 4,
-    }),
+    }, crowd=2, stride=8),
+    Theme({Rules.fail: 8, Rules.tick: 4}, crowd=3, stride=2),
     Theme({Rules.abort: 5, Rules.abort_in_flight: 5, Rules.wait: 3, Rules.odd_admit: 2}),
 )  # fmt: skip
 _SELDOM: Sequence[Rule] = (

@@ -167,8 +167,9 @@ class World(Core):
     # What may go wrong with steps
 
     def spoiled_plan(self, kind: str) -> None:
-        """A plan with one thing wrong is refused, and nothing has changed."""
+        """A plan with one thing wrong is refused, and nothing has changed: deciding leaves no trace, either."""
         good = decide(self.state, self.t)
+        self.state.check()
         if good is None or good.step is None:
             return
         self._refuse_plan(kind, spoil_plan(kind, good, self.state))
