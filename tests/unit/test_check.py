@@ -271,3 +271,18 @@ def test_the_cheap_part_leaves_the_mirror_to_the_thorough_one() -> None:
     state.pool.refs[int(np.argmax(state.pool.refs))] += 1
     with pytest.raises(InvariantViolation):
         state.check(thorough=False)
+
+
+def test_a_bound_on_what_a_request_finds_that_is_too_low_is_found() -> None:
+    state = busy()
+    first = ord("a") * 7
+    step(state, Admit(t=3, rid="g", prompt=[*range(first, first + 6), 1, 2, 3], params=SamplingParams(max_tokens=1)))
+    request, published = live(state, "g"), state.pool.published_ever
+    found = state.cached_pages(request)
+    request.seen = (found, published)
+    state.check()
+    request.seen = (found - 1, published - 1)
+    state.check()
+    request.seen = (found - 1, published)
+    with pytest.raises(InvariantViolation, match="'g'.* finds"):
+        state.check()
