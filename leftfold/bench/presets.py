@@ -15,6 +15,8 @@ from leftfold.commands.common import positive
 
 FIRST = 100
 """Ids below are left out of prompts: a model's special tokens are among them."""
+OTHERS = 1000
+"""Seeds so much higher give the prompts that share a prefix with earlier ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,11 @@ class Preset:
         shared = random.integers(low, vocabulary, self.shared).tolist()
         lengths = random.integers(self.shortest, self.longest + 1, self.requests).tolist()
         return [shared + random.integers(low, vocabulary, length).tolist() for length in lengths]
+
+    def primed(self, vocabulary: int, seed: int = 0) -> list[list[int]]:
+        """As many other prompts with the prefix of `prompts(vocabulary, seed)`: whoever has served those has it."""
+        before = self.prompts(vocabulary, seed)[0][: self.shared]
+        return [before + prompt[self.shared :] for prompt in self.prompts(vocabulary, seed + OTHERS)]
 
 
 PRESETS = {

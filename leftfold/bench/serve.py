@@ -1,8 +1,10 @@
 """Streams over HTTP, all at once: time to first token, time per token, tokens per second.
 
-Without --url a server is started on loopback for the run, with an asynchronous log. --vs measures others with the same
-prompts and limits, one after the other, and tells ratios: `vllm` and `llama.cpp` are started where they are installed
-(`vllm=PYTHON`, `llama.cpp=PROGRAM`: where), NAME=URL is an OpenAI-compatible server that runs already.
+Without --url a server is started on loopback for the run, with an asynchronous log. Prompts with a common prefix (C)
+are measured in two forms in each round: with a prefix that no server has seen, then (`primed`) others with the same
+one. --vs measures others with the same prompts and limits, one after the other, and tells ratios: `vllm` and
+`llama.cpp` are started where they are installed (`vllm=PYTHON`, `llama.cpp=PROGRAM`: where), NAME=URL is an
+OpenAI-compatible server that runs already.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ VOCABULARY = 40_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Arguments of `leftfold bench serve`."""
-    parser.add_argument("--preset", choices=["A", "B", "C", "D"], default="D", help="the workload (%(default)s)")
+    told = "the workload (default %(default)s); C is measured with its prefix new, and cached"
+    parser.add_argument("--preset", choices=["A", "B", "C", "D"], default="D", help=told)
     parser.add_argument("--model", default="smollm2", help="what to serve (default %(default)s)")
     parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
     parser.add_argument("--rounds", type=positive, default=3, help="measured rounds; medians are told (%(default)s)")
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     for peer in peers:
         with peer_servers.serving(peer, args.model, preset, args.threads) as url:
             theirs = measure(url, preset, args.rounds)
-        found["peers"][peer.name] = {**theirs, "ratios": _ratios(found, theirs)}
+        found["peers"][peer.name] = _compared(found, theirs)
     if args.json:
         print_json(found)
     else:
@@ -69,16 +72,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 FIGURES = ("output_throughput", "decode_throughput", "median_ttft_ms", "median_tpot_ms")
+PRIMED = "primed"
+"""Under this name, as in `bench throughput`: the same figures where a prefix has been served before."""
 
 
-def _ratios(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, float]:
-    return {name: round(ours[name] / theirs[name], 3) for name in FIGURES}
+def _compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
+    """A peer's figures, with ours as multiples of them: of each form that was measured."""
+    primed = {PRIMED: _compared(ours[PRIMED], theirs[PRIMED])} if PRIMED in theirs else {}
+    return {**theirs, "ratios": {name: round(ours[name] / theirs[name], 3) for name in FIGURES}, **primed}
 
 
 def _print(preset: str, found: dict[str, Any]) -> None:
-    print(f"{preset}: " + ", ".join(f"{name} {found[name]}" for name in FIGURES))
-    for peer, theirs in found["peers"].items():
-        print(f"  {peer}: " + ", ".join(f"{name} {theirs[name]} (× {theirs['ratios'][name]:.2f})" for name in FIGURES))
+    for said, form in (("", lambda figures: figures), (" with its prefix cached", lambda figures: figures.get(PRIMED))):
+        if (ours := form(found)) is None:
+            continue
+        print(f"{preset}{said}: " + ", ".join(f"{name} {ours[name]}" for name in FIGURES))
+        for peer, figures in found["peers"].items():
+            theirs = form(figures)
+            shown = (f"{name} {theirs[name]} (× {theirs['ratios'][name]:.2f})" for name in FIGURES)
+            print(f"  {peer}: " + ", ".join(shown))
 
 
 @contextmanager
@@ -127,7 +139,10 @@ def _wait(url: str, process: subprocess.Popen[bytes], errors: str) -> None:
 
 
 def measure(url: str, preset: Preset, rounds: int) -> dict[str, Any]:
-    """Medians over `rounds` rounds, each with other prompts; one more before them warms up. Raises UsageError."""
+    """Medians over `rounds` rounds, each with other prompts; one more before them warms up. Raises UsageError.
+
+    Where prompts have a prefix in common, a round asks for others with it as well: `primed` has their medians.
+    """
     try:
         with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
             model = json.load(response)["data"][0]["id"]
@@ -137,14 +152,26 @@ def measure(url: str, preset: Preset, rounds: int) -> dict[str, Any]:
 
 
 async def _measure(url: str, model: str, preset: Preset, rounds: int) -> dict[str, Any]:
-    found = []
+    cold, primed = [], []
     for number in range(rounds + 1):
-        prompts = preset.prompts(VOCABULARY, seed=number)
-        begun = time.perf_counter()
-        streams = await asyncio.gather(*(_stream(url, model, prompt, preset.output) for prompt in prompts))
-        seconds = time.perf_counter() - begun
-        found.append(_figures(streams, seconds))
-    return {name: round(statistics.median(one[name] for one in found[1:]), 3) for name in found[0]}
+        cold.append(await _round(url, model, preset.prompts(VOCABULARY, seed=number), preset.output))
+        if preset.shared:
+            primed.append(await _round(url, model, preset.primed(VOCABULARY, seed=number), preset.output))
+    found: dict[str, Any] = _medians(cold[1:])
+    if primed:
+        found[PRIMED] = _medians(primed[1:])
+    return found
+
+
+async def _round(url: str, model: str, prompts: Sequence[list[int]], output: int) -> dict[str, float]:
+    """All prompts at once."""
+    begun = time.perf_counter()
+    streams = await asyncio.gather(*(_stream(url, model, prompt, output) for prompt in prompts))
+    return _figures(streams, time.perf_counter() - begun)
+
+
+def _medians(rounds: Sequence[dict[str, float]]) -> dict[str, float]:
+    return {name: round(statistics.median(one[name] for one in rounds), 3) for name in rounds[0]}
 
 
 def _figures(streams: Sequence[tuple[list[float], int, int]], seconds: float) -> dict[str, float]:

@@ -32,8 +32,7 @@ def run(args: argparse.Namespace) -> int:
             count = sum(map(len, prompts))
             cold.append(rates(engine.ask(prompts, preset.output, f"cold{number}"), count))
             if preset.shared:
-                fresh = preset.prompts(engine.vocabulary, seed=1000 + number)
-                again = [p[: preset.shared] + q[preset.shared :] for p, q in zip(prompts, fresh, strict=True)]
+                again = preset.primed(engine.vocabulary, seed=number)
                 primed.append(rates(engine.ask(again, preset.output, f"primed{number}"), count))
     found: dict[str, Any] = {"preset": args.preset, "model": args.model, "rounds": args.rounds, **_medians(cold)}
     if primed:

@@ -19,7 +19,8 @@ from leftfold.executor.weights import load
 from tests import tiny_models
 
 PEER = """#!{python}
-import http.server, json, os, sys
+import http.server, json, os, sys, threading
+lock = threading.Lock()
 with open({folder!r} + "/started", "w") as file:
     json.dump({{"pid": os.getpid(), "arguments": sys.argv[1:], "threads": os.environ.get("OMP_NUM_THREADS")}}, file)
 if {broken}:
@@ -31,6 +32,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(b'{{"data": [{{"id": "m"}}]}}')
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with lock, open({folder!r} + "/prompts", "a") as file:
+            print(json.dumps(asked["prompt"]), file=file)
         self.send_response(200)
         self.end_headers()
         for _ in range(asked["max_tokens"]):
@@ -87,6 +90,30 @@ def test_a_peer_is_started_measured_and_ended(
         assert f"--model {tmp_path}/model.gguf --threads 3 " in told and "--parallel 1 " in told
     with pytest.raises(ProcessLookupError):
         os.kill(started["pid"], 0)
+
+
+def test_with_a_common_prefix_a_round_is_measured_cold_and_then_primed(
+    tmp_path: Path, ours: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["bench", "serve", "--preset", "C", "--url", ours, "--rounds", "2", "--vs", f"self={ours}"]
+    assert main([*given, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    for form in (found, found["primed"]):
+        theirs = found["peers"]["self"] if form is found else found["peers"]["self"]["primed"]
+        assert form["output_throughput"] > 0
+        for name, ratio in theirs["ratios"].items():
+            assert ratio == pytest.approx(form[name] / theirs[name], abs=1e-3)
+    preset = PRESETS["C"]
+    asked = [json.loads(line) for line in (tmp_path / "ours" / "prompts").read_text().splitlines()]
+    rounds = [asked[at : at + preset.requests] for at in range(0, len(asked) // 2, preset.requests)]
+    prefixes = [{tuple(prompt[: preset.shared]) for prompt in prompts} for prompts in rounds]
+    assert len(rounds) == 6  # one round warms up
+    assert all(len(prefix) == 1 for prefix in prefixes)
+    assert prefixes[::2] == prefixes[1::2] and len(set.union(*prefixes)) == 3
+    assert len({tuple(prompt) for prompts in rounds for prompt in prompts}) == 6 * preset.requests
+    assert main(given) == 0
+    told = capsys.readouterr().out
+    assert "\nC with its prefix cached: output_throughput" in told and told.count("  self: ") == 2
 
 
 def test_a_peer_that_does_not_come_up_is_told_in_a_line(tmp_path: Path) -> None:
