@@ -26,18 +26,18 @@ from leftfold.events.codec import plan_json
 from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, Effects, Gate, PlanRefused, Reason, State, apply, decide, step, turning
+from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, step, turning
 from leftfold.fsm.check import check
 from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
-from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_reasons, client_in
+from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_reasons, check_shortage, client_in
 from leftfold.replay.fuzzing.provenance import Provenance
 from leftfold.replay.fuzzing.results import formed, overs
 from leftfold.replay.fuzzing.router import Router
-from leftfold.replay.fuzzing.tampering import TAMPERINGS
+from leftfold.replay.fuzzing.trials import drop_more, tamper
 from leftfold.replay.fuzzing.turns import FOR_EVER, Shares, Turns
 
 TAMPERED = 8
@@ -120,7 +120,7 @@ class Core:
         if self.router is not None:
             if effects.kv_events:
                 self.router.hear(effects.kv_events, state)
-            if len(self.log) % self.rigour == 0:
+            if self._costly_now():
                 self.router.compare(state)
             self.router.before = state.generation
         wake_at = effects.wake_at
@@ -169,8 +169,11 @@ class Core:
         if digest and digest != self._digest_but_counts():
             raise Violation("no-op", f"{event} changed the state")
 
+    def _costly_now(self) -> bool:
+        return len(self.log) % self.rigour == 0
+
     def _costly(self, look: Callable[[], Any]) -> Any:
-        return look() if len(self.log) % self.rigour == 0 else None
+        return look() if self._costly_now() else None
 
     def _digest_but_counts(self) -> str:
         counts, self.state.counts = self.state.counts, {}
@@ -202,7 +205,7 @@ class Core:
         if self.audience.hurried and self.state.gate is not Gate.STOPPED:
             self.audience.expect_deadlines(self.t)
         plan = decide(self.state, self.t)
-        if len(self.log) % self.rigour == 0:
+        if self._costly_now() or len(self.state.at_edge) > self.state.pool.usable:
             self._decide_aloud(plan)
         if plan is None:
             self._idle()
@@ -213,7 +216,9 @@ class Core:
             self.turns.look(self.state, self.config.policy, plan, self.clients, line)
             self._joining(plan)
             if len(self.log) % TAMPERED == 0:
-                self._tamper(plan)
+                tamper(self.state, self.t, plan, len(self.log) // TAMPERED, self._costly_now())
+        if self._costly_now():
+            drop_more(self.state, self.t, plan)
         for slots, pages in plan.grow:
             self._growing(as_list(slots), as_list(pages))
         if plan.ops or self.desk.closing_at:
@@ -231,26 +236,6 @@ class Core:
         if not same(read, event):
             raise Violation("replay", f"{event} is read back as {read}")
 
-    def _tamper(self, plan: Plan) -> None:
-        """The same with one thing wrong is refused: what is wrong changes from time to time."""
-        names = [*TAMPERINGS]
-        at = len(self.log) // TAMPERED % len(names)
-        for name in names[at:] + names[:at]:  # the first for which there is an occasion
-            wrong = TAMPERINGS[name](plan, self.state)
-            if wrong is not None:
-                return self._refuse_plan(name, wrong)
-
-    def _refuse_plan(self, kind: str, wrong: Plan) -> None:
-        before = self._costly(self.state.digest)
-        try:
-            apply(self.state, Tick(t=self.t, plan=wrong), wrong)
-        except PlanRefused:
-            check(self.state)
-        else:
-            raise Violation("taken", f"a plan with a wrong {kind} was taken: {wrong}")
-        if before and before != self.state.digest():
-            raise Violation("refused", f"a refused plan (wrong {kind}) changed the state")
-
     def _decide_aloud(self, plan: Plan | None) -> None:
         """Reasons are given when asked for, and asking changes nothing."""
         reasons: list[Reason] = []
@@ -258,6 +243,8 @@ class Core:
         if _json(plan) != _json(again):
             raise Violation("trace", f"{plan} becomes {again} when reasons are asked for")
         check_reasons(self.state, plan, reasons)
+        if plan is not None:
+            check_shortage(self.state, plan, reasons)
 
     def _joining(self, plan: Plan) -> None:
         for join in plan.join:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,9 @@ from leftfold.events.digest import START
 from leftfold.fsm import Config, Gate, Phase, Reason, State
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
+
+GIVING_WAY = ("victim", "given_way", "held_back")
+"""Kinds of reasons of rows that give their pages back, now or when a result is in."""
 
 
 def refusal_code(state: State, config: Config, prompt: Sequence[int], max_tokens: int, choices: int = 1) -> str | None:
@@ -117,3 +121,21 @@ def check_reasons(state: State, plan: Plan | None, reasons: Sequence[Reason]) ->
     planned = state.gate is not Gate.STOPPED and len(state.in_flight) <= state.config.pipeline_depth
     if silent and planned and not (plan is not None and plan.memo is not None):
         raise Violation("reasons", f"nobody says why {silent} wait; told are {reasons}")
+
+
+def check_shortage(state: State, plan: Plan, reasons: Sequence[Reason]) -> None:
+    """Where rows lack pages, so many give way, or are left out to give way next, as it takes, or nobody computes."""
+    if state.suspects or plan.step is None or plan.ops:
+        return
+    giving = {(reason.rid, reason.epoch, reason.choice) for reason in reasons if reason.kind in GIVING_WAY}
+    giving |= {(end.rid, end.epoch, end.choice) for end in plan.ends}
+    still = [chunk.slot for chunk in plan.chunks if not chunk.length]
+    seats = state.running()
+    gone = [seat for seat in seats if seat.request.key in giving]
+    needing = [seat for seat in seats if seat.slot in state.at_edge and seat not in gone]
+    held = Counter(page for seat in gone for page in seat.pages)
+    usable = state.pool.usable + sum(count == state.pool.refs[page] for page, count in held.items())
+    computing = [seat for seat in seats if seat.slot not in still and seat not in gone]
+    if len(needing) > usable and computing:
+        lack, run = [seat.request.key for seat in needing], [seat.request.key for seat in computing]
+        raise Violation("shortage", f"{lack} need a page each, {usable} are or become usable; {run} compute")

@@ -48,7 +48,9 @@ def spoil(kind: str, t: int, plan: ExecutionPlan, tokens: Sequence[int], over: S
     elif kind == "more" and not all(over):  # a row that goes on has no K/V of what its second token would stand behind
         counts = [2 - last for last in over]
         fields |= {"tokens": _with_more(tokens, counts), "counts": counts}
-    elif kind != "right":
+    elif kind == "right":
+        fields["digest"] = None  # so that nothing but its number tells whose it is
+    else:
         fields["counts"] = [2, *[1] * len(tokens)]
     return ForwardDone(t=t, **fields)
 

@@ -201,7 +201,10 @@ class Rules:
         return ("fail", {"retry": self.rng.random() < 0.8, "rows": rows, "apart": self.rng.random() < 0.6})
 
     def spoiled(self, world: World) -> Command:
-        return ("spoiled", {"kind": self.rng.choice(SPOILS)}) if world.flight is not None else ("tick", {})
+        if world.flight is None:
+            return ("tick", {})
+        overtakes = len(world.flights) > 1 and self.rng.random() < 0.5
+        return ("spoiled", {"kind": "order" if overtakes else self.rng.choice(SPOILS)})
 
     def spoiled_plan(self, world: World) -> Command:
         return ("spoiled_plan", {"kind": self.rng.choice(SPOILED_PLANS)})

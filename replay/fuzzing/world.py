@@ -34,6 +34,7 @@ from leftfold.replay.fuzzing.looks import check_rest, client_in, refusal_code
 from leftfold.replay.fuzzing.oddities import STRAYS, control_event, odd_admit, spoil_plan
 from leftfold.replay.fuzzing.refold import refold
 from leftfold.replay.fuzzing.results import overs, spoil
+from leftfold.replay.fuzzing.trials import must_refuse
 
 Command = tuple[str, Mapping[str, Any]]
 
@@ -172,7 +173,7 @@ class World(Core):
         self.state.check()
         if good is None or good.step is None:
             return
-        self._refuse_plan(kind, spoil_plan(kind, good, self.state))
+        must_refuse(self.state, self.t, kind, spoil_plan(kind, good, self.state), self._costly_now())
 
     def fail(self, retry: bool = True, rows: Sequence[int] = (), apart: bool = False) -> None:
         """The oldest step in flight fails, having written rubbish where its rows write, and voids the later ones.

@@ -17,7 +17,6 @@ from leftfold.replay.fuzzing import World
 from tests.watching import runs, watch
 
 SEED, RUNS = 1, 14
-"""So that all depths and policies come; another seed will do when the fuzzer draws otherwise."""
 
 
 def through_json(state: State) -> State:
