@@ -83,14 +83,16 @@ def _compared(ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _print(preset: str, found: dict[str, Any]) -> None:
-    for said, form in (("", lambda figures: figures), (" with its prefix cached", lambda figures: figures.get(PRIMED))):
-        if (ours := form(found)) is None:
-            continue
-        print(f"{preset}{said}: " + ", ".join(f"{name} {ours[name]}" for name in FIGURES))
-        for peer, figures in found["peers"].items():
-            theirs = form(figures)
-            shown = (f"{name} {theirs[name]} (× {theirs['ratios'][name]:.2f})" for name in FIGURES)
-            print(f"  {peer}: " + ", ".join(shown))
+    _tell(preset, found, found["peers"])
+    if PRIMED in found:
+        peers = {peer: theirs[PRIMED] for peer, theirs in found["peers"].items()}
+        _tell(f"{preset} with its prefix cached", found[PRIMED], peers)
+
+
+def _tell(what: str, ours: dict[str, Any], peers: dict[str, Any]) -> None:
+    print(f"{what}: " + ", ".join(f"{name} {ours[name]}" for name in FIGURES))
+    for peer, theirs in peers.items():
+        print(f"  {peer}: " + ", ".join(f"{name} {theirs[name]} (× {theirs['ratios'][name]:.2f})" for name in FIGURES))
 
 
 @contextmanager
