@@ -81,15 +81,17 @@ class Turns:
         for victim in victims:
             if not any(client.priority > victim.priority for client in line):
                 raise Violation("victim", f"{victim.key} gives way to nobody of a higher class")
-        if not any(self._fits(state, client, plan.preempt) for client in line if client.priority > worst):
+        # Rows that a step in flight names give way after it: this plan leaves them out.
+        leaving = [*plan.preempt, *(chunk.slot for chunk in plan.chunks if not chunk.length)]
+        if not any(self._fits(state, client, leaving) for client in line if client.priority > worst):
             raise Violation("victim", f"{[victim.key for victim in victims]} give way to somebody who does not fit")
         if not state.in_flight and not state.prefilling and not plan.join:
             raise Violation("victim", f"{[victim.key for victim in victims]} give way, and nobody joins")
 
-    def _fits(self, state: State, client: Client, victims: Sequence[int]) -> bool:
-        """Whether there are pages enough for what `client` knows, with those that only `victims` (slots) hold."""
+    def _fits(self, state: State, client: Client, leaving: Sequence[int]) -> bool:
+        """Whether there are pages enough for what `client` knows, with those that only `leaving` (slots) hold."""
         pool, request = state.pool, state.live[client.key]
-        held = Counter(page for slot in victims if (seat := state.by_slot[slot]) is not None for page in seat.pages)
+        held = Counter(page for slot in leaving if (seat := state.by_slot[slot]) is not None for page in seat.pages)
         given = sum(count == pool.refs[page] for page, count in held.items())
         wanted = -(-client.known // pool.page_size)
         return wanted - state.cached_pages(request) <= pool.usable + given
