@@ -148,9 +148,10 @@ def _take_out(content: bytearray, offset: int) -> None:
     if not first or not after:
         return
     before = content.rfind(b"\n", 0, first - 1) + 1
-    if not content[before]:  # there is a hole in it, of which no checksum follows
+    head = bytes(content[before : before + 16])
+    if 0 in head:  # there is a hole in it, of which no checksum follows
         return
-    crc, lines = int(content[before + 8 : before + 16], 16), content[after:].splitlines(keepends=True)
+    crc, lines = int(head[8:], 16), content[after:].splitlines(keepends=True)
     del content[first:]
     for line in map(bytes, lines):
         if line.endswith(b"\n"):
