@@ -23,5 +23,5 @@ def test_victim_62b49a88() -> None:
     world.tick()
     world.abort(rid="a")
     world.admit(rid="a", prompt=[1])
-    world.control(kind="Reconfigure", set={"max_chunk_tokens": 2, "policy": "priority"})
+    world.control(kind="Reconfigure", set={'max_chunk_tokens': 2, 'policy': 'priority'})
     world.finish()
