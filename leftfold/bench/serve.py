@@ -2,9 +2,10 @@
 
 Without --url a server is started on loopback for the run, with an asynchronous log. Prompts with a common prefix (C)
 are measured in two forms in each round: with a prefix that no server has seen, then (`primed`) others with the same
-one. --vs measures others with the same prompts and limits, one after the other, and tells ratios: `vllm` and
-`llama.cpp` are started where they are installed (`vllm=PYTHON`, `llama.cpp=PROGRAM`: where), NAME=URL is an
-OpenAI-compatible server that runs already.
+one. --vs measures others with the same prompts and limits and tells ratios: `vllm` and `llama.cpp` are started where
+they are installed (`vllm=PYTHON`, `llama.cpp=PROGRAM`: where), NAME=URL is an OpenAI-compatible server that runs
+already. All are up at once, and each round asks one after the other, with a pause after each, so that what a machine
+has left for us changes for all alike.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -30,6 +31,8 @@ from leftfold.bench.presets import PRESETS, Preset
 from leftfold.commands.common import OK, UsageError, positive, print_json
 
 PATIENCE = 120.0
+REST = 1.6
+"""Seconds between two servers' rounds: workers that wait for work by spinning do so for about one."""
 VOCABULARY = 40_000
 """Ids of prompts are below; peers are asked with token ids, so they need the same tokenizer."""
 
@@ -56,14 +59,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; exit code 0."""
     preset = PRESETS[args.preset]
     peers = [peer_servers.peer(text) for text in args.vs]
-    with _given(args.url) if args.url else _started(args, preset) as (url, ready):
-        found = {"preset": args.preset, "model": args.model, "rounds": args.rounds, "ready_seconds": ready}
-        found |= measure(url, preset, args.rounds)
-    found["peers"] = {}
-    for peer in peers:
-        with peer_servers.serving(peer, args.model, preset, args.threads) as url:
-            theirs = measure(url, preset, args.rounds)
-        found["peers"][peer.name] = _compared(found, theirs)
+    with ExitStack() as running:
+        url, ready = running.enter_context(_given(args.url) if args.url else _started(args, preset))
+        urls = [url]
+        urls += [running.enter_context(peer_servers.serving(each, args.model, preset, args.threads)) for each in peers]
+        ours, *theirs = measure(urls, preset, args.rounds)
+    found = {"preset": args.preset, "model": args.model, "rounds": args.rounds, "ready_seconds": ready, **ours}
+    found["peers"] = {each.name: _compared(ours, figures) for each, figures in zip(peers, theirs, strict=True)}
     if args.json:
         print_json(found)
     else:
@@ -140,28 +142,46 @@ def _wait(url: str, process: subprocess.Popen[bytes], errors: str) -> None:
     raise UsageError(f"the server did not become ready: {said}")
 
 
-def measure(url: str, preset: Preset, rounds: int) -> dict[str, Any]:
-    """Medians over `rounds` rounds, each with other prompts; one more before them warms up. Raises UsageError.
+def measure(urls: Sequence[str], preset: Preset, rounds: int) -> list[dict[str, Any]]:
+    """Of each server, medians over `rounds` rounds with other prompts each; one more before them warms up.
 
     Where prompts have a prefix in common, a round asks for others with it as well: `primed` has their medians.
+    Raises UsageError.
     """
+    return asyncio.run(_measure([(url, _model(url)) for url in urls], preset, rounds))
+
+
+@contextmanager
+def _answering(url: str) -> Iterator[None]:
     try:
-        with urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
-            model = json.load(response)["data"][0]["id"]
-        return asyncio.run(_measure(url, model, preset, rounds))
+        yield
     except (OSError, asyncio.IncompleteReadError, ValueError, LookupError) as error:
         raise UsageError(f"the server at {url} does not answer as expected: {error}") from None
 
 
-async def _measure(url: str, model: str, preset: Preset, rounds: int) -> dict[str, Any]:
-    cold, primed = [], []
+def _model(url: str) -> str:
+    with _answering(url), urllib.request.urlopen(f"{url}/v1/models", timeout=10) as response:
+        return str(json.load(response)["data"][0]["id"])
+
+
+async def _measure(servers: Sequence[tuple[str, str]], preset: Preset, rounds: int) -> list[dict[str, Any]]:
+    """`servers`: address and model of each. Every other round asks them in reverse."""
+    forms = {"": preset.prompts, PRIMED: preset.primed} if preset.shared else {"": preset.prompts}
+    taken: list[dict[str, list[dict[str, float]]]] = [{form: [] for form in forms} for _ in servers]
     for number in range(rounds + 1):
-        cold.append(await _round(url, model, preset.prompts(VOCABULARY, seed=number), preset.output))
-        if preset.shared:
-            primed.append(await _round(url, model, preset.primed(VOCABULARY, seed=number), preset.output))
-    found: dict[str, Any] = _medians(cold[1:])
-    if primed:
-        found[PRIMED] = _medians(primed[1:])
+        for (url, model), figures in [*zip(servers, taken, strict=True)][:: -1 if number % 2 else 1]:
+            with _answering(url):
+                for form, prompts in forms.items():
+                    figures[form].append(await _round(url, model, prompts(VOCABULARY, seed=number), preset.output))
+            if len(servers) > 1:
+                await asyncio.sleep(REST)
+    return [_medians_of(figures) for figures in taken]
+
+
+def _medians_of(figures: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    found: dict[str, Any] = _medians(figures[""][1:])
+    if PRIMED in figures:
+        found[PRIMED] = _medians(figures[PRIMED][1:])
     return found
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from leftfold.bench import peer_servers
+from leftfold.bench import peer_servers, serve
 from leftfold.bench.presets import PRESETS
 from leftfold.cli import main
 from leftfold.commands.common import UsageError
@@ -44,6 +44,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args):
         pass
 port = int(sys.argv[sys.argv.index("--port") + 1])
+http.server.ThreadingHTTPServer.request_queue_size = 128
 http.server.ThreadingHTTPServer(("127.0.0.1", port), Handler).serve_forever()
 """
 
@@ -54,6 +55,11 @@ def program(folder: Path, broken: bool = False) -> str:
     file.write_text(PEER.format(python=sys.executable, folder=str(folder), broken=broken))
     file.chmod(0o755)
     return str(file)
+
+
+@pytest.fixture(autouse=True)
+def no_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve, "REST", 0.0)
 
 
 @pytest.fixture
@@ -105,15 +111,32 @@ def test_with_a_common_prefix_a_round_is_measured_cold_and_then_primed(
             assert ratio == pytest.approx(form[name] / theirs[name], abs=1e-3)
     preset = PRESETS["C"]
     asked = [json.loads(line) for line in (tmp_path / "ours" / "prompts").read_text().splitlines()]
-    rounds = [asked[at : at + preset.requests] for at in range(0, len(asked) // 2, preset.requests)]
+    forms = [asked[at : at + preset.requests] for at in range(0, len(asked), preset.requests)]
+    assert all(sorted(forms[at]) == sorted(forms[at + 2]) for at in range(len(forms)) if at % 4 < 2)
+    rounds = [form for at in range(0, len(forms), 4) for form in forms[at : at + 2]]  # the peer is asked the same
     prefixes = [{tuple(prompt[: preset.shared]) for prompt in prompts} for prompts in rounds]
     assert len(rounds) == 6  # one round warms up
     assert all(len(prefix) == 1 for prefix in prefixes)
     assert prefixes[::2] == prefixes[1::2] and len(set.union(*prefixes)) == 3
     assert len({tuple(prompt) for prompts in rounds for prompt in prompts}) == 6 * preset.requests
-    assert main(given) == 0
+    assert main([*given, "--rounds", "1"]) == 0
     told = capsys.readouterr().out
     assert "\nC with its prefix cached: output_throughput" in told and told.count("  self: ") == 2
+
+
+def test_rounds_of_all_servers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, list[list[int]]]] = []
+
+    async def one_round(url: str, model: str, prompts: list[list[int]], output: int) -> dict[str, float]:
+        asked.append((url, prompts))
+        return {"output_throughput": float(len(asked))}
+
+    monkeypatch.setattr(serve, "_round", one_round)
+    monkeypatch.setattr(serve, "_model", str)
+    first, second = serve.measure(["a", "b"], PRESETS["B"], 2)
+    assert [url for url, _ in asked] == ["a", "b", "b", "a", "a", "b"]
+    assert [asked[at][1] == asked[at + 1][1] for at in range(5)] == [True, False, True, False, True]
+    assert (first["output_throughput"], second["output_throughput"]) == (4.5, 4.5)  # the first round warms up
 
 
 def test_a_peer_that_does_not_come_up_is_told_in_a_line(tmp_path: Path) -> None:
