@@ -113,13 +113,13 @@ class Core:
             desk.settle(len(self.flights), self.clients)
             if desk.changes:
                 self._reconfigured(rows)
+        if self.router is not None and effects.kv_events:  # what is stored comes before the end of its generation
+            self.router.hear(effects.kv_events, state)
         if effects.acks or desk.due or state.gate is not desk.gate:
             desk.check(effects.acks, state.gate)
             if desk.flushed:
                 self._flushed()
         if self.router is not None:
-            if effects.kv_events:
-                self.router.hear(effects.kv_events, state)
             if self._costly_now():
                 self.router.compare(state)
             self.router.before = state.generation
