@@ -186,6 +186,18 @@ def test_closed_segments_read_the_same_when_compressed(tmp_path: Path) -> None:
     assert seqs(tmp_path) == list(range(1, 42))
 
 
+def test_a_compressed_segment_has_a_checksum_and_the_time_of_its_last_write(tmp_path: Path) -> None:
+    write(tmp_path, 40, segment_bytes=500)
+    closed = segments(tmp_path)[:-1]
+    for number, path in enumerate(closed, 1):
+        os.utime(path, ns=(number * 10**15, number * 10**15 + 7))
+    compress_closed(tmp_path)
+    for number, path in enumerate(closed, 1):
+        compressed = path.with_name(f"{path.name}.zst")
+        assert compressed.stat().st_mtime_ns == number * 10**15 + 7
+        assert zstandard.get_frame_parameters(compressed.read_bytes()).has_checksum
+
+
 def test_a_log_whose_last_segment_was_compressed_goes_on_in_a_new_plain_one(tmp_path: Path) -> None:
     write(tmp_path)
     (only,) = segments(tmp_path)

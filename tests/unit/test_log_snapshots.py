@@ -88,6 +88,15 @@ def test_every_snapshot_and_its_tail_equal_the_whole_log(folder: Path) -> None:
     assert len(reader.snapshots()) > 10
 
 
+def test_a_log_that_is_written_reads_its_own_newest_records_behind_a_snapshot(folder: Path) -> None:
+    log_with_snapshots(folder)
+    with EventLog.open(folder) as log:
+        last = log.append(Tick(t=log.last_t))
+        start, digest, read = recovered(log)
+        assert (start + read, start) == (last, log.snapshots()[0])
+    assert recovered(log) == (start, digest, read) == recovered(EventLog.read(folder))
+
+
 def test_a_snapshot_is_not_looked_at_where_an_earlier_moment_is_asked_for(folder: Path) -> None:
     digest = log_with_snapshots(folder)
     assert recovered(EventLog.read(folder), 11)[0] == 0
