@@ -22,7 +22,7 @@ from leftfold.kernels.cpu import native, nibbles, reference
 from leftfold.kernels.cpu.packing import pack, take_turns
 from tests.tiny_models import KINDS, make
 
-SIZES = [(960, 576), (576, 1536), (45, 80), (199, 96)]
+SIZES = [(960, 576), (576, 1536), (45, 80), (199, 96), (77, 688)]
 
 
 def variants() -> list[str]:

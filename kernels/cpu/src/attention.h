@@ -113,8 +113,8 @@ inline float weigh(
     for (size_t b = 0; b < slots.size(); b++) {
         const f16 y = load<f16>(scores + b * 16) - splat(top);
         const i16 counts = y >= splat(-125.0f);
-        const f16 weight = bits_to_float(float_to_bits(exp2(counts ? y : splat(-125.0f))) & counts);
-        mass = mass + to_int(nearest(weight * splat(1048576.0f)));
+        const f16 weight = counts ? exp2(max(y, splat(-125.0f))) : splat(0.0f);
+        mass = mass + whole(weight * splat(1048576.0f));
         const f16 scaled = weight * load<f16>(value_scales + slots[b] * 16);
         heaviest = max(scaled, heaviest);
         store(scores + b * 16, scaled);
@@ -125,11 +125,9 @@ inline float weigh(
     }
     const float heavy = largest(heaviest), inverse = heavy > 0.0f ? 65535.0f / heavy : 0.0f;
     const bool usable = inverse > 0.0f && inverse < 3.0e38f;
-    for (size_t b = 0; b < slots.size(); b++) {
-        const i16 u = usable ? to_int(nearest(load<f16>(scores + b * 16) * inverse)) : splat(0);
-        store(high + b * 16, __builtin_convertvector(u >> 8, u16));
-        store(low + b * 16, __builtin_convertvector(u & splat(255), u16));
-    }
+    two_bytes(int(slots.size()) * 16, high, low, [&](int at) {
+        return usable ? whole(load<f16>(scores + at) * inverse) : splat(0);
+    });
     return usable ? (heavy / 65535.0f) / (float(total) * (1.0f / 1048576.0f)) : 0.0f;
 }
 

@@ -30,7 +30,17 @@ extern "C" struct LfLinear {
 
 const int AHEAD = 4096;  // bytes
 const int ROWS = 32;  // rows of bytes of a block of work: two tiles
+const int SUMS = 2 * 2 * 16 * 16;  // of a block of rows with two blocks of outputs
+const int DEEP = 576;  // inputs: of so many, a block's activations and weights leave room in a core's first cache
 const int EARLY = 128;  // inputs: weights are tiles so long before they are multiplied
+
+// What the tile unit works on at once: up to 32 rows of bytes at x, two blocks of outputs at w, some of their inputs.
+struct Block {
+    const uint8_t* x;
+    const int8_t* w;
+    int depth, from, to;  // inputs `from` to `to` - 1 of `depth`
+    int ahead;            // bytes of weights to ask for before they are needed, 0 where they are in a cache already
+};
 
 #ifdef LEFTFOLD_AMX
 // Weights of a kilobyte from `w` on, on their way to the cache.
@@ -38,52 +48,44 @@ inline void fetch_tile(const int8_t* w) {
     for (int line = 0; line < 1024; line += 64) _mm_prefetch(reinterpret_cast<const char*>(w + line), _MM_HINT_T0);
 }
 
-// Sums of two blocks of outputs for up to 32 rows of bytes: acc[tile of rows][block][row][16]. `ahead`: bytes of weights
-// to ask for before they are needed, 0 where they are in a cache already. `between()` is called after every 64 inputs:
-// other work, which the core does beside the tile unit's.
-template <class Between>
-inline void tile_products(
-    const uint8_t* x, int rows, const int8_t* w, int depth, int32_t (*acc)[2][16][16], int ahead, Between&& between) {
-    const int8_t* w1 = w + size_t(depth) * 16;
-    const uint8_t* x1 = x + size_t(depth) * 16;
+// Sums for a block, acc[tile of rows][block of outputs][row][16], added to what is there unless `from` is 0. `between(k)` is
+// called after 64 inputs from k on: other work, which the core does beside the tile unit's.
+template <bool two, class Between>
+inline void tile_products(const Block& b, int32_t (*acc)[2][16][16], Between&& between) {
+    const int8_t *w = b.w, *w1 = w + size_t(b.depth) * 16;
+    const uint8_t *x = b.x, *x1 = x + size_t(b.depth) * 16;
     in_order();
     _tile_zero(0);
     _tile_zero(1);
-    if (rows > 16) {
-        _tile_zero(2);
-        _tile_zero(3);
-        for (int k = 0; k < depth; k += 64) {
-            if (ahead) fetch_tile(w + k * 16 + ahead), fetch_tile(w1 + k * 16 + ahead);
-            _tile_loadd(6, w + k * 16, 64);
-            _tile_loadd(4, x + k, depth);
-            _tile_loadd(7, w1 + k * 16, 64);
-            _tile_loadd(5, x1 + k, depth);
-            _tile_dpbusd(0, 4, 6);
-            _tile_dpbusd(1, 4, 7);
-            _tile_dpbusd(2, 5, 6);
-            _tile_dpbusd(3, 5, 7);
-            between();
-        }
-        _tile_stored(2, acc[1][0], 64);
-        _tile_stored(3, acc[1][1], 64);
-    } else {
-        for (int k = 0; k < depth; k += 64) {
-            if (ahead) fetch_tile(w + k * 16 + ahead), fetch_tile(w1 + k * 16 + ahead);
-            _tile_loadd(6, w + k * 16, 64);
-            _tile_loadd(4, x + k, depth);
-            _tile_loadd(7, w1 + k * 16, 64);
-            _tile_dpbusd(0, 4, 6);
-            _tile_dpbusd(1, 4, 7);
-            between();
-        }
+    _tile_zero(2);
+    _tile_zero(3);
+    if (b.from) {
+        _tile_loadd(0, acc[0][0], 64);
+        _tile_loadd(1, acc[0][1], 64);
+        if (two) _tile_loadd(2, acc[1][0], 64);
+        if (two) _tile_loadd(3, acc[1][1], 64);
+    }
+    for (int k = b.from; k < b.to; k += 64) {
+        if (b.ahead) fetch_tile(w + k * 16 + b.ahead), fetch_tile(w1 + k * 16 + b.ahead);
+        _tile_loadd(6, w + k * 16, 64);
+        _tile_loadd(4, x + k, b.depth);
+        _tile_loadd(7, w1 + k * 16, 64);
+        if (two) _tile_loadd(5, x1 + k, b.depth);
+        _tile_dpbusd(0, 4, 6);
+        _tile_dpbusd(1, 4, 7);
+        if (two) _tile_dpbusd(2, 5, 6);
+        if (two) _tile_dpbusd(3, 5, 7);
+        between(k);
     }
     _tile_stored(0, acc[0][0], 64);
     _tile_stored(1, acc[0][1], 64);
+    if (two) _tile_stored(2, acc[1][0], 64);
+    if (two) _tile_stored(3, acc[1][1], 64);
     in_order();
 }
 #else
-template <class Between>
-inline void tile_products(const uint8_t*, int, const int8_t*, int, int32_t (*)[2][16][16], int, Between&&) {}
+template <bool two, class Between>
+inline void tile_products(const Block&, int32_t (*)[2][16][16], Between&&) {}
 #endif
 
 #ifdef LEFTFOLD_VNNI
@@ -145,13 +147,53 @@ inline void vector_products(const uint8_t* x, int rows, const int8_t* w, int dep
 // Sixteen-bit activations of one row, its bytes at `high` and `low` (`depth` each); n a multiple of 16. Returns the
 // scale: not a number where a value was not finite, so that this shows in every output.
 inline float quantize_row(const float* x, int n, uint8_t* high, uint8_t* low) {
-    const Scale s = quantize(x, n, 32767.0f, [&](int k, i16 q) {
-        const i16 u = q + splat(32768);
-        store(high + k, __builtin_convertvector(u >> 8, u16));
-        store(low + k, __builtin_convertvector(u & splat(255), u16));
-    });
+    const Scale s = scale_of(x, n, 32767.0f);
+    two_bytes(n, high, low, [&](int k) { return s.whole_at(x + k) + splat(32768); });
     return s.finite ? s.scale : NAN;
 }
+
+// Sums of a block of rows that are to become outputs, some rows at a time. Whoever gives them out does so from a copy of
+// its own: a compiler keeps that in registers, whatever the sink writes.
+template <class Sink>
+struct Outputs {
+    Sink sink;
+    f16 scale[2] = {};
+    i16 offset[2] = {};
+    const float *bias = nullptr, *x_scale = nullptr;  // x_scale: of the first row
+    const int32_t* sums = nullptr;                    // [tile of rows][block of outputs][row of bytes][16]
+    int unit = 0, first = 0, done = 0, count = 0;     // rows: the first one's number, how many are given out, and are there
+
+    Outputs(Sink s) : sink(s) {}
+
+    void take(const LfLinear& l, int of_unit) {
+        unit = of_unit;
+        bias = l.bias ? l.bias + unit * 32 : nullptr;
+        for (int b = 0; b < 2; b++) {
+            scale[b] = load<f16>(l.scale + unit * 32 + b * 16);
+            offset[b] = load<i16>(l.offset + unit * 32 + b * 16);
+        }
+    }
+
+    f16 output(const int32_t* row, int b) const {
+        const f16 high = to_float(load<i16>(row + b * 256) - offset[b]);
+        const f16 total = high * splat(256.0f) + to_float(load<i16>(row + b * 256 + 16));
+        const f16 out = total * (x_scale[done] * scale[b]);
+        return bias ? out + load<f16>(bias + 16 * b) : out;
+    }
+
+    void give(int most) {
+        for (const int end = count - done < most ? count : done + most; done < end; done++) {
+            const int32_t* row = sums + (done >> 3) * 512 + (done & 7) * 32;
+            sink(unit, first + done, output(row, 0), output(row, 1));
+        }
+    }
+};
+
+// A thread's own memory for products.
+struct Room {
+    Buffer<int8_t> weights;  // of a unit, where they lie in memory otherwise
+    Buffer<int32_t> sums;
+};
 
 // One thread's part of a product: some units of the weights (the outputs of the blocks 2 · unit and 2 · unit + 1) times the
 // rows `first` (a multiple of 8) to `end` - 1 of activations x [2 · rows, depth], readable up to a multiple of 16 rows of
@@ -160,27 +202,33 @@ inline float quantize_row(const float* x, int n, uint8_t* high, uint8_t* low) {
 template <class Sink>
 class Product {
   public:
-    // `room`: for the weights of a unit.
-    Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, int8_t* room, Sink sink)
-        : l_(l), x_(x), x_scale_(x_scale), first_(2 * first), end_of_rows_(2 * end), room_(room), sink_(sink) {}
+    Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, Room& room, Sink sink)
+        : l_(l), x_(x), x_scale_(x_scale), first_(2 * first), end_(2 * end), outputs_(sink) {
+        if (tiles_ && blocks_ > 1) {
+            const int parts = (l.depth + DEEP - 1) / DEEP;
+            part_ = (l.depth / 64 + parts - 1) / parts * 64;
+        }
+        slots_ = part_ < l.depth ? blocks_ : 2;
+        fit(room.sums, size_t(slots_) * SUMS);
+        if (l.bits < 8) fit(room.weights, l.size());
+        sums_ = room.sums.data(), weights_ = room.weights.data();
+    }
 
     void operator()(int unit) {
         if (l_.bits == 4) return narrow(unit);
         const int8_t* w = static_cast<const int8_t*>(l_.weight) + unit * l_.size();
-        const int steps = l_.depth / 64, blocks = (end_of_rows_ - first_ + ROWS - 1) / ROWS;
-        const int ahead = unit == fetched_ ? 0 : AHEAD;
+        const int steps = l_.depth / 64;
         // From the second block of rows on the weights are at hand: time to ask for the next unit's.
-        const bool more = blocks > 1 && 2 * unit + 2 < l_.blocks;
-        const size_t bytes = more ? (l_.size() / ((blocks - 1) * steps) + 63) / 64 * 64 : 0;
+        const bool more = blocks_ > 1 && 2 * unit + 2 < l_.blocks;
+        const size_t bytes = more ? (l_.size() / ((blocks_ - 1) * steps) + 63) / 64 * 64 : 0;
         const int8_t *next = w + l_.size(), *end = next + l_.size();
-        for (int low = first_; low < end_of_rows_; low += ROWS)
-            multiply(unit, low, w, low > first_ ? 0 : ahead, [&] {
-                if (low > first_ && next < end) next = fetch(next, bytes);
-            });
+        multiply(unit, w, unit == fetched_ ? 0 : AHEAD, [&](int low) {
+            if (low > first_ && next < end) next = fetch(next, bytes);
+        });
         if (more) fetched_ = unit + 1;
     }
 
-    void finish() { give(16); }
+    void finish() { outputs_.give(16); }
 
   private:
     static const int8_t* fetch(const int8_t* from, size_t bytes) {
@@ -188,85 +236,81 @@ class Product {
         return from + bytes;
     }
 
-    // A block of rows from `low` on; `meanwhile()` is called after every 64 inputs where the tile unit is at work.
+    // `meanwhile(low)` is called after every 64 inputs of a block of rows from `low` on where the tile unit is at work.
     template <class Meanwhile>
-    void multiply(int unit, int low, const int8_t* w, int ahead, Meanwhile&& meanwhile) {
-        int32_t(*acc)[2][16][16] = sums_[turn_];
-        const int steps = l_.depth / 64, rows_a_step = (16 + steps - 1) / steps;
-        const int count = end_of_rows_ - low < ROWS ? end_of_rows_ - low : ROWS;
-        const uint8_t* x = x_ + size_t(low) * l_.depth;
-        if (tiles_) {
-            tile_products(x, count, w, l_.depth, acc, ahead, [&] {
-                give(rows_a_step);
-                meanwhile();
-            });
-        } else {
-            vector_products(x, count, w, l_.depth, acc);
+    void multiply(int unit, const int8_t* w, int ahead, Meanwhile&& meanwhile) {
+        for (int from = 0; from < l_.depth; from += part_)
+            for (int low = first_; low < end_; low += ROWS) {
+                const int to = from + part_ < l_.depth ? from + part_ : l_.depth;
+                const Block block = {x_ + size_t(low) * l_.depth, w, l_.depth, from, to, low > first_ ? 0 : ahead};
+                const int count = end_ - low < ROWS ? end_ - low : ROWS;
+                turn_ = (turn_ + 1) % slots_;
+                add(block, count, [&] { meanwhile(low); });
+                if (to == l_.depth) take(unit, low, count);
+            }
+    }
+
+    template <class Meanwhile>
+    void add(const Block& b, int count, Meanwhile&& meanwhile) {
+        auto acc = reinterpret_cast<int32_t(*)[2][16][16]>(sums_ + turn_ * SUMS);
+        if (!tiles_) {
+            vector_products(b.x, count, b.w, b.depth, acc);
+            return finish();
         }
-        finish();
-        take(unit, low, count);
+        Outputs<Sink> outputs = outputs_;
+        const int times = (b.to - b.from) / 128, rows = times ? (16 + times - 1) / times : 16;
+        auto between = [&](int k) {
+            if ((k - b.from) & 64) outputs.give(rows);
+            meanwhile();
+        };
+        if (count > 16) tile_products<true>(b, acc, between);
+        else tile_products<false>(b, acc, between);
+        outputs.give(16);
+        outputs_.done = outputs.done;
     }
 
     // Weights of 4 bits: while the tile unit is at 64 inputs, those of a few inputs later become tiles.
     void narrow(int unit) {
         const uint8_t* groups = static_cast<const uint8_t*>(l_.weight) + unit * l_.stored();
 #ifdef LEFTFOLD_VNNI
-        if (end_of_rows_ - first_ == 2) {
+        if (end_ - first_ == 2) {
             finish();
-            nibble_products(x_ + size_t(first_) * l_.depth, groups, l_.depth, sums_[turn_][0]);
+            nibble_products(x_ + size_t(first_) * l_.depth, groups, l_.depth, reinterpret_cast<int32_t(*)[16][16]>(sums_));
+            turn_ = 0;
             return take(unit, first_, 2);
         }
 #endif
         int done = 0;
-        auto widen_some = [&] {
-            if (done < l_.depth) widen(groups, l_.depth, done, room_), done += 64;
+        auto widen_some = [&](int) {
+            if (done < l_.depth) widen(groups, l_.depth, done, weights_), done += 64;
         };
-        for (const int soon = tiles_ ? EARLY : l_.depth; done < soon && done < l_.depth;) widen_some();
-        for (int low = first_; low < end_of_rows_; low += ROWS) multiply(unit, low, room_, 0, widen_some);
+        for (const int soon = tiles_ ? EARLY : l_.depth; done < soon && done < l_.depth;) widen_some(0);
+        multiply(unit, weights_, 0, widen_some);
     }
 
     void take(int unit, int low, int count) {
-        unit_ = unit, row_ = low / 2, last_ = (low + count) / 2, at_ = 0;
-        from_ = sums_[turn_];
-        turn_ ^= 1;
-        for (int b = 0; b < 2; b++) {
-            scale_[b] = load<f16>(l_.scale + unit * 32 + b * 16);
-            offset_[b] = load<i16>(l_.offset + unit * 32 + b * 16);
-        }
+        outputs_.take(l_, unit);
+        outputs_.sums = sums_ + turn_ * SUMS, outputs_.x_scale = x_scale_ + low / 2;
+        outputs_.first = low / 2, outputs_.done = 0, outputs_.count = count / 2;
     }
 
-    void give(int count) {
-        for (; count && row_ < last_; count--, row_++, at_ += 2) {
-            f16 out[2];
-            for (int b = 0; b < 2; b++) {
-                const int32_t* sums = from_[at_ >> 4][b][at_ & 15];
-                const f16 high = to_float(load<i16>(sums) - offset_[b]);
-                const f16 total = high * splat(256.0f) + to_float(load<i16>(sums + 16));
-                out[b] = total * (x_scale_[row_] * scale_[b]);
-                if (l_.bias) out[b] = out[b] + load<f16>(l_.bias + unit_ * 32 + 16 * b);
-            }
-            sink_(unit_, row_, out[0], out[1]);
-        }
-    }
-
-    alignas(64) int32_t sums_[2][2][2][16][16];
-    f16 scale_[2];
-    i16 offset_[2];
     const LfLinear& l_;
     const uint8_t* x_;
     const float* x_scale_;
-    const int first_, end_of_rows_;  // rows of bytes
-    int8_t* const room_;
-    Sink sink_;
+    const int first_, end_;  // rows of bytes
+    const int blocks_ = (end_ - first_ + ROWS - 1) / ROWS;
     const bool tiles_ = tiles_allowed();
-    int32_t (*from_)[2][16][16] = nullptr;
-    int unit_ = 0, row_ = 0, last_ = 0, at_ = 0, turn_ = 0;
+    Outputs<Sink> outputs_;
+    int part_ = l_.depth;  // inputs that all rows are multiplied with before the next
+    int slots_ = 2, turn_ = 0;
+    int32_t* sums_;
+    int8_t* weights_;
     int fetched_ = -1;  // the unit whose weights were asked for
 };
 
 template <class Sink>
 inline Product<Sink> product(
-    const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, int8_t* room, Sink sink) {
+    const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, Room& room, Sink sink) {
     return Product<Sink>(l, x, x_scale, first, end, room, sink);
 }
 

@@ -51,8 +51,8 @@ struct Activations {
 
     void fit(int rows, int depth) {
         const size_t size = size_t((2 * rows + 31) / 32) * 32 * depth;
-        if (bytes.size() < size) bytes.resize(size);
-        if (scales.size() < size_t(rows)) scales.resize(rows);
+        lf::fit(bytes, size);
+        lf::fit(scales, size_t(rows));
     }
 
     void take(int row, const float* x, int n, int depth) {
@@ -76,14 +76,9 @@ struct LfEngine {
     std::vector<int> bound, pieces_of;
     std::vector<Piece> pieces;
     std::vector<Scratch> scratch;
-    std::vector<Buffer<int8_t>> room;  // of each worker, for the weights of a unit
+    std::vector<Room> room;
 
     explicit LfEngine(int threads) : pool(threads), scratch(threads), room(threads) {}
-
-    int8_t* room_for(int worker, const LfLinear& l) {
-        if (l.bits < 8 && room[worker].size() < l.size()) room[worker].resize(l.size());
-        return room[worker].data();
-    }
 
     void forward(const LfModel& m, const LfStep& s);
     void scores(const LfModel& m, const float* hidden, int rows, float* out);
@@ -198,9 +193,6 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
     const int n = s.tokens, hidden = m.hidden, q_size = m.heads * m.head_dim;
     const Heads heads = {m.heads, m.kv_heads, m.head_dim, m.page_size, m.blocks};
     const int qkv_width = m.layer[0].qkv.blocks * 16;
-    auto fit = [](auto& v, size_t size) {
-        if (v.size() < size) v.resize(size);
-    };
     fit(x, size_t(n) * hidden), fit(projected, size_t(n) * qkv_width), fit(seen, size_t(n) * q_size);
     fit(acted, size_t(n) * m.inner), fit(queries.bytes, size_t(n) * q_size * 2);
     fit(queries.offset, size_t(n) * m.heads), fit(queries.scale, size_t(n) * m.heads);
@@ -218,7 +210,7 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
         };
         auto linear = [&](const LfLinear& l, const Activations& a, auto sink) {
             auto part = product(
-                l, a.bytes.data(), a.scales.data(), apart ? first : 0, apart ? end : n, room_for(worker, l), sink);
+                l, a.bytes.data(), a.scales.data(), apart ? first : 0, apart ? end : n, room[worker], sink);
             if (!apart) return pool.share(worker, l.blocks / 2, part, [&] { part.finish(); });
             for (int unit = 0; unit < l.blocks / 2; unit++) part(unit);
             part.finish();
@@ -282,7 +274,7 @@ void LfEngine::scores(const LfModel& m, const float* hidden, int rows, float* ou
         tiles_on();
         pool.share(worker, rows, [&](int row) { wide.take(row, hidden + size_t(row) * m.hidden, m.hidden, l.depth); });
         auto part = product(
-            l, wide.bytes.data(), wide.scales.data(), 0, rows, room_for(worker, l), [&](int unit, int row, f16 a, f16 b) {
+            l, wide.bytes.data(), wide.scales.data(), 0, rows, room[worker], [&](int unit, int row, f16 a, f16 b) {
             const int first = unit * 32;
             float* to = out + size_t(row) * l.outputs + first;
             if (first + 32 <= l.outputs) {
@@ -361,7 +353,7 @@ void lf_linear(LfEngine* engine, const LfLinear* l, const float* x, int rows, fl
         tiles_on();
         engine->pool.share(worker, rows, [&](int row) { a.take(row, x + size_t(row) * l->inputs, l->inputs, l->depth); });
         auto part = product(
-            *l, a.bytes.data(), a.scales.data(), 0, rows, engine->room_for(worker, *l), [&](int unit, int row, f16 first, f16 second) {
+            *l, a.bytes.data(), a.scales.data(), 0, rows, engine->room[worker], [&](int unit, int row, f16 first, f16 second) {
             float* to = out + size_t(row) * l->blocks * 16 + unit * 32;
             store(to, first), store(to + 16, second);
         });

@@ -52,6 +52,11 @@ struct Aligned {
 template <class T>
 using Buffer = std::vector<T, Aligned<T>>;
 
+template <class T>
+inline void fit(Buffer<T>& buffer, size_t size) {
+    if (buffer.size() < size) buffer.resize(size);
+}
+
 typedef float f16 __attribute__((vector_size(64)));
 typedef float f8 __attribute__((vector_size(32)));
 typedef int32_t i16 __attribute__((vector_size(64)));
@@ -84,9 +89,27 @@ inline f16 nearest(f16 x) {
 
 inline i16 to_int(f16 v) { return __builtin_convertvector(v, i16); }
 
+// The nearest whole numbers.
+inline i16 whole(f16 x) {
+#ifdef LEFTFOLD_VNNI
+    return i16(_mm512_cvtps_epi32(__m512(x)));
+#else
+    return to_int(nearest(x));
+#endif
+}
+
+// Of a and b, b unless a is larger.
+inline f16 max(f16 a, f16 b) {
+#ifdef LEFTFOLD_VNNI
+    return f16(_mm512_max_ps(__m512(a), __m512(b)));
+#else
+    return a > b ? a : b;
+#endif
+}
+
 // 2^y for y in [-125, 126]: a polynomial of degree 6 on the fraction, the exponent added as bits.
 inline f16 exp2(f16 y) {
-    const f16 n = nearest(y), f = y - n;
+    const f16 magic = splat(12582912.0f), shifted = y + magic, f = y - (shifted - magic);  // n: in the last bits
     f16 p = splat(1.5403530e-4f);
     p = p * f + splat(1.3333558e-3f);
     p = p * f + splat(9.6181291e-3f);
@@ -94,7 +117,7 @@ inline f16 exp2(f16 y) {
     p = p * f + splat(2.4022651e-1f);
     p = p * f + splat(6.9314718e-1f);
     p = p * f + splat(1.0f);
-    return bits_to_float(float_to_bits(p) + (to_int(n) << 23));
+    return bits_to_float(float_to_bits(p) + (float_to_bits(shifted) << 23));
 }
 
 // Sixteen lanes as a tree: 16, 8, 4, 2, 1.
@@ -126,7 +149,7 @@ inline float folded(f16 v, Wide&& wide, Narrow&& narrow) {
 inline float sum(f16 v) {
     return folded(v, [](__m256 a, __m256 b) { return a + b; }, [](__m128 a, __m128 b) { return a + b; });
 }
-inline float largest(f16 v) {  // of a and b, b unless a is larger
+inline float largest(f16 v) {
     return folded(v, [](__m256 a, __m256 b) { return _mm256_max_ps(a, b); },
                   [](__m128 a, __m128 b) { return _mm_max_ps(a, b); });
 }
@@ -147,8 +170,6 @@ inline int32_t largest(i16 v) {
 }
 #endif
 
-inline f16 max(f16 a, f16 b) { return a > b ? a : b; }
-
 // Bits of the largest magnitude among n values (n a multiple of 16): at least INFINITE if one is not finite.
 const int32_t INFINITE = 0x7f800000;
 inline int32_t magnitude_bits(const float* x, int n) {
@@ -165,6 +186,12 @@ inline int32_t magnitude_bits(const float* x, int n) {
 struct Scale {
     float inverse, scale;
     bool finite;
+
+    // Sixteen values in whole numbers of it. (0 · infinity is no number, and no whole number either.)
+    i16 whole_at(const float* x) const {
+        const i16 used = splat(inverse > 0.0f ? -1 : 0);
+        return whole(bits_to_float(float_to_bits(load<f16>(x)) & used) * inverse);
+    }
 };
 
 inline Scale scale_of(const float* x, int n, float most) {
@@ -180,9 +207,31 @@ inline Scale scale_of(const float* x, int n, float most) {
 template <class Sink>
 inline Scale quantize(const float* x, int n, float most, Sink&& sink) {
     const Scale s = scale_of(x, n, most);
-    const i16 used = splat(s.inverse > 0.0f ? -1 : 0);  // 0 · infinity is no number, and no whole number either
-    for (int k = 0; k < n; k += 16) sink(k, to_int(nearest(bits_to_float(float_to_bits(load<f16>(x + k)) & used) * s.inverse)));
+    for (int k = 0; k < n; k += 16) sink(k, s.whole_at(x + k));
     return s;
+}
+
+// Whole numbers of 0 … 65535, at n (a multiple of 16) places, as two bytes each; `whole_at(k)`: sixteen of them.
+template <class Whole>
+inline void two_bytes(int n, uint8_t* high, uint8_t* low, Whole&& whole_at) {
+    int k = 0;
+#ifdef LEFTFOLD_VNNI
+    const __m512i order = _mm512_set_epi32(15, 11, 7, 3, 14, 10, 6, 2, 13, 9, 5, 1, 12, 8, 4, 0);
+    for (; k + 64 <= n; k += 64) {
+        const __m512i a = _mm512_packus_epi32(__m512i(whole_at(k)), __m512i(whole_at(k + 16)));
+        const __m512i b = _mm512_packus_epi32(__m512i(whole_at(k + 32)), __m512i(whole_at(k + 48)));
+        const __m512i h = _mm512_packus_epi16(_mm512_srli_epi16(a, 8), _mm512_srli_epi16(b, 8));
+        const __m512i mask = _mm512_set1_epi16(255);
+        const __m512i l = _mm512_packus_epi16(_mm512_and_si512(a, mask), _mm512_and_si512(b, mask));
+        _mm512_storeu_si512(high + k, _mm512_permutexvar_epi32(order, h));
+        _mm512_storeu_si512(low + k, _mm512_permutexvar_epi32(order, l));
+    }
+#endif
+    for (; k < n; k += 16) {
+        const i16 u = whole_at(k);
+        store(high + k, __builtin_convertvector(u >> 8, u16));
+        store(low + k, __builtin_convertvector(u & splat(255), u16));
+    }
 }
 
 // Sixteen whole numbers as every fourth byte from to[lane] on; the bytes between may be another thread's.
@@ -208,7 +257,7 @@ inline void rms_norm(const float* x, const float* weight, int n, float eps, floa
 // SiLU(gate) · up.
 inline f16 silu_mul(f16 gate, f16 up) {
     f16 y = gate * splat(-1.4426950f);
-    y = y < splat(-125.0f) ? splat(-125.0f) : y;
+    y = max(splat(-125.0f), y);
     y = y > splat(126.0f) ? splat(126.0f) : y;
     return (gate / (splat(1.0f) + exp2(y))) * up;
 }
