@@ -68,7 +68,7 @@ class Desk:
         self.posted = 0
         self.answered: dict[str, Ack] = {}
         self.flushed = False  # what was cached is not to be found after the event at hand
-        self.taken = False  # an operation that the executor was lost with may have taken all K/V
+        self.taken = False  # an operation whose end nobody waits for any more may have taken all K/V
         self.changes = 0  # of limits with the event at hand
 
     def save(self) -> dict[str, Any]:
@@ -186,6 +186,7 @@ class Desk:
             self._stop()
 
     def _stop(self) -> None:
+        self.taken = self.may_have_taken
         self.due += [(queued.event.call, False) for queued in self.queue]
         self.queue.clear()
         self.due += [(call, True) for call in self.closing]
