@@ -44,6 +44,14 @@ def test_a_second_opening_names_the_process_that_holds_the_log(tmp_path: Path) -
     EventLog.open(tmp_path / "log").close()
 
 
+def test_what_a_dead_owner_left_in_the_lock_is_not_part_of_the_next_ones_name(tmp_path: Path) -> None:
+    EventLog.open(tmp_path).close()
+    (tmp_path / "LOCK").write_bytes(b"123456789012345678\n")
+    with EventLog.open(tmp_path), pytest.raises(LogLocked) as error:
+        EventLog.open(tmp_path)
+    assert error.value.pid == os.getpid()
+
+
 def test_the_lock_holds_between_processes_and_dies_with_its_holder(tmp_path: Path) -> None:
     script = (
         f"from leftfold.events import EventLog, Tick\nlog = EventLog.open({str(tmp_path / 'log')!r})\n"
