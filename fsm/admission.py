@@ -164,7 +164,9 @@ def _integers(prompt: Any) -> npt.NDArray[Any]:
     if not tokens.size:
         raise Refusal("invalid", "prompt is empty")
     if tokens.dtype.kind not in "iu":
-        raise Refusal("invalid", f"prompt holds {tokens[0]!r}, which is no token id")
+        listed = prompt.tolist() if isinstance(prompt, np.ndarray) else [*prompt]
+        wrong = [token for token in listed if type(token) is not int] or [max(listed, key=abs)]
+        raise Refusal("invalid", f"prompt holds {wrong[0]!r}, which is no token id")
     return tokens
 
 
