@@ -51,12 +51,8 @@ def _contiguous(value: Any) -> Any:
 
 
 def _is_default(value: Any, default: Any) -> bool:
-    """Whether a field may be left out: it reads back as its default, of which it has the type, too."""
-    if value is default:
-        return True
+    """Whether a field that holds no tuple may be left out: an empty list or array reads back as the default ()."""
     kind = type(value)
-    if kind is type(default):
-        return bool(value == default)
     return default == () and (kind is list or kind is np.ndarray) and not len(value)
 
 

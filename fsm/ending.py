@@ -120,7 +120,6 @@ def _drop_deadlines(state: State, request: Request) -> None:
 
 
 def drop_queue_deadline(state: State, request: Request) -> None:
-    """A request that has joined once cannot miss its queue deadline any more."""
-    if request.queue_deadline_at:
-        state.deadlines.remove((request.queue_deadline_at, request.arrival, 1))
-        request.queue_deadline_at = 0
+    """A request that has a queue deadline and has joined once cannot miss it any more."""
+    state.deadlines.remove((request.queue_deadline_at, request.arrival, 1))
+    request.queue_deadline_at = 0

@@ -104,3 +104,10 @@ def test_so_it_is_in_an_operation(operation: Any, draw: st.DataObject) -> None:
 def test_so_it_is_in_sampling_parameters(draw: st.DataObject) -> None:
     name = draw.draw(st.sampled_from([each.name for each in fields(SamplingParams) if not each.name.startswith("_")]))
     reads_back(Admit(t=1, rid="a", params=SamplingParams(**{name: draw.draw(odd)})))
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int32, np.int64, np.uint64, np.longlong, np.ulonglong])
+def test_an_integer_of_any_of_numpys_kinds_in_a_plan_is_written_as_the_number_it_is(kind: type[np.integer]) -> None:
+    """The JSON library knows most of them, and asks for the rest."""
+    found = [encode(Tick(t=0, plan=Plan(step=1, preempt=[one], memo={"x": one})), 1) for one in (kind(3), 3)]
+    assert found[0] == found[1]

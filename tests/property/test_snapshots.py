@@ -12,7 +12,7 @@ from leftfold.events import Event, Plan
 from leftfold.events.codec import plan_json
 from leftfold.fsm import Config, Effects, SnapshotInvalid, State, decide, step
 from leftfold.fsm.policy import BUILT_IN
-from leftfold.fsm.snapshot import decode, encode
+from leftfold.fsm.snapshot import FORMAT, decode, encode
 from leftfold.replay.fuzzing import World
 from tests.watching import runs, watch
 
@@ -78,3 +78,5 @@ def test_what_is_no_state_is_refused_by_name() -> None:
     for name in ("config", "gate", "live", "columns", "pool", "in_flight", "controls", "free_slots", "root"):
         with pytest.raises(SnapshotInvalid):
             decode({**good, name: 5})
+    with pytest.raises(SnapshotInvalid, match=f"a state of format {FORMAT + 1}; this version reads up to {FORMAT}"):
+        decode({**good, "format": FORMAT + 1})

@@ -279,3 +279,58 @@ def test_no_step_without_executor_or_in_a_stopped_engine(gone: bool) -> None:
     with pytest.raises(PlanRefused, match="executor present False" if gone else "gate stopped"):
         step(world.state, Tick(t=world.t, plan=Plan(step=world.state.next_step)))
     assert world.state.digest() == before
+
+
+def test_nothing_ends_in_a_stopped_engine() -> None:
+    world = World(num_pages=8, page_size=4, max_running=2, max_batch_tokens=8, max_model_len=20)
+    world.shutdown(deadline=5)
+    world.wait(9)
+    world.tick()
+    before = world.state.digest()
+    with pytest.raises(PlanRefused, match="ends: the engine is stopped"):
+        step(world.state, Tick(t=world.t, plan=Plan(ends=[End("a", 0, "deadline")])))
+    assert world.state.digest() == before
+
+
+def pipelined() -> World:
+    """Two steps may be in flight beside the oldest; a row of two tokens to come, and one of many."""
+    world = World(
+        num_pages=8, page_size=4, max_running=2, max_batch_tokens=8, max_model_len=20, pipeline_depth=2
+    )
+    world.admit("short", [1, 2], 2)
+    world.admit("long", [3, 4], 9)
+    world.tick()
+    return world
+
+
+def refused(world: World, plan: Plan, says: str) -> None:
+    before = world.state.digest()
+    with pytest.raises(PlanRefused, match=says):
+        step(world.state, Tick(t=world.t + 1, plan=plan))
+    assert world.state.digest() == before
+
+
+def test_a_row_that_a_step_in_flight_names_is_not_preempted() -> None:
+    world = pipelined()
+    refused(world, Plan(step=world.state.next_step, preempt=[0]), "preempt: a step in flight names slot 0")
+    world.finish()
+
+
+def test_a_row_that_is_planned_up_to_its_limit_is_left_out() -> None:
+    world = pipelined()
+    world.tick()
+    assert world.state.resting == [0]
+    refused(world, Plan(step=world.state.next_step), r"chunks: slots \[0\] are planned up to their limits")
+    world.finish()
+
+
+def test_no_row_keeps_its_pages_where_an_operation_takes_all_of_them() -> None:
+    world = pipelined()
+    world.land()
+    world.control("Sleep", tags=["kv"])
+    plan = decide(world.state, world.t + 1)
+    assert plan is not None and plan.ops and sorted(plan.preempt) == [0, 1]
+    kept = replace(plan, preempt=[0], chunks=[Chunk(1, 0, False)])
+    refused(world, kept, "preempt: sleep takes the K/V of all rows, and some keep their pages")
+    world.control("Wake", tags=["kv"])
+    world.finish()
