@@ -131,10 +131,10 @@ inline float weigh(
     return usable ? (heavy / 65535.0f) / (float(total) * (1.0f / 1048576.0f)) : 0.0f;
 }
 
-// `pages`: of the piece's row; `window`: how far back a token sees, 0 for all; `out` [tokens, heads, head_dim].
+// `pages`: of the piece's row; `window`: how far back a token sees, 0 for all; `out` [tokens, out_width], of a token [heads, head_dim].
 inline void attend(
     const Piece& p, const Heads& h, const LfMemory& memory, const Queries& queries, const int64_t* pages, int64_t window,
-    Scratch& scratch, float* out) {
+    Scratch& scratch, float* out, size_t out_width) {
     const int vectors = p.count * queries.shared;
     const int64_t first_page = blocks_of(p, h, pages, window, scratch.slots);
     const size_t width = scratch.slots.size() * 16;
@@ -155,7 +155,7 @@ inline void attend(
     float* to[16];
     for (int v = 0, token = p.first; v < vectors; token++)
         for (int head = p.kv_head * queries.shared, i = 0; i < queries.shared; i++)
-            to[v++] = out + (size_t(token) * h.heads + head + i) * h.head_dim;
+            to[v++] = out + token * out_width + (head + i) * h.head_dim;
     value_products(memory.values, scratch.slots, weights, h.head_dim, [&](int v, int d, f16 sums) {
         store(to[v] + d, sums * factor[v]);
     });

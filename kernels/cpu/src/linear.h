@@ -31,6 +31,7 @@ extern "C" struct LfLinear {
 const int AHEAD = 4096;  // bytes
 const int ROWS = 32;  // rows of bytes of a block of work: two tiles
 const int SUMS = 2 * 2 * 16 * 16;  // of a block of rows with two blocks of outputs
+const int MANY = 4;  // blocks of rows
 const int DEEP = 576;  // inputs: of so many, a block's activations and weights leave room in a core's first cache
 const int EARLY = 128;  // inputs: weights are tiles so long before they are multiplied
 
@@ -51,7 +52,7 @@ inline void fetch_tile(const int8_t* w) {
 // Sums for a block, acc[tile of rows][block of outputs][row][16], added to what is there unless `from` is 0. `between(k)` is
 // called after 64 inputs from k on: other work, which the core does beside the tile unit's.
 template <bool two, class Between>
-inline void tile_products(const Block& b, int32_t (*acc)[2][16][16], Between&& between) {
+INLINED inline void tile_products(const Block& b, int32_t (*acc)[2][16][16], Between&& between) {
     const int8_t *w = b.w, *w1 = w + size_t(b.depth) * 16;
     const uint8_t *x = b.x, *x1 = x + size_t(b.depth) * 16;
     in_order();
@@ -83,9 +84,15 @@ inline void tile_products(const Block& b, int32_t (*acc)[2][16][16], Between&& b
     if (two) _tile_stored(3, acc[1][1], 64);
     in_order();
 }
+
+template <class Between>
+INLINED inline void tile_products(const Block& b, int rows, int32_t (*acc)[2][16][16], Between&& between) {
+    if (rows > 16) tile_products<true>(b, acc, between);
+    else tile_products<false>(b, acc, between);
+}
 #else
-template <bool two, class Between>
-inline void tile_products(const Block&, int32_t (*)[2][16][16], Between&&) {}
+template <class Between>
+inline void tile_products(const Block&, int, int32_t (*)[2][16][16], Between&&) {}
 #endif
 
 #ifdef LEFTFOLD_VNNI
@@ -174,14 +181,14 @@ struct Outputs {
         }
     }
 
-    f16 output(const int32_t* row, int b) const {
+    INLINED f16 output(const int32_t* row, int b) const {
         const f16 high = to_float(load<i16>(row + b * 256) - offset[b]);
         const f16 total = high * splat(256.0f) + to_float(load<i16>(row + b * 256 + 16));
         const f16 out = total * (x_scale[done] * scale[b]);
         return bias ? out + load<f16>(bias + 16 * b) : out;
     }
 
-    void give(int most) {
+    INLINED void give(int most) {
         for (const int end = count - done < most ? count : done + most; done < end; done++) {
             const int32_t* row = sums + (done >> 3) * 512 + (done & 7) * 32;
             sink(unit, first + done, output(row, 0), output(row, 1));
@@ -197,18 +204,19 @@ struct Room {
 
 // One thread's part of a product: some units of the weights (the outputs of the blocks 2 · unit and 2 · unit + 1) times the
 // rows `first` (a multiple of 8) to `end` - 1 of activations x [2 · rows, depth], readable up to a multiple of 16 rows of
-// bytes, with a scale each. `sink(unit, row, first, second)` takes sixteen outputs of both blocks. While the sums of a
-// block of rows are made, those of the block before it become outputs; `finish` gives out the last ones.
+// bytes, with a scale each. `sink(unit, row, first, second)` takes sixteen outputs of both blocks. Sums of one of
+// several blocks of rows become outputs at once: while all of it is in the first cache. Those of a single block do so
+// while the next unit's are made, some rows at a time; `finish` gives out the last ones.
 template <class Sink>
 class Product {
   public:
     Product(const LfLinear& l, const uint8_t* x, const float* x_scale, int first, int end, Room& room, Sink sink)
         : l_(l), x_(x), x_scale_(x_scale), first_(2 * first), end_(2 * end), outputs_(sink) {
-        if (tiles_ && blocks_ > 1) {
+        if (tiles_ && at_once_) {
             const int parts = (l.depth + DEEP - 1) / DEEP;
             part_ = (l.depth / 64 + parts - 1) / parts * 64;
         }
-        slots_ = part_ < l.depth ? blocks_ : 2;
+        slots_ = part_ < l.depth ? blocks_ : at_once_ ? 1 : 2;
         fit(room.sums, size_t(slots_) * SUMS);
         if (l.bits < 8) fit(room.weights, l.size());
         sums_ = room.sums.data(), weights_ = room.weights.data();
@@ -222,13 +230,17 @@ class Product {
         const bool more = blocks_ > 1 && 2 * unit + 2 < l_.blocks;
         const size_t bytes = more ? (l_.size() / ((blocks_ - 1) * steps) + 63) / 64 * 64 : 0;
         const int8_t *next = w + l_.size(), *end = next + l_.size();
-        multiply(unit, w, unit == fetched_ ? 0 : AHEAD, [&](int low) {
+        multiply(unit, w, unit == fetched_ ? 0 : AHEAD, [&](int low) INLINED {
             if (low > first_ && next < end) next = fetch(next, bytes);
         });
         if (more) fetched_ = unit + 1;
     }
 
-    void finish() { outputs_.give(16); }
+    void finish() {
+        Outputs<Sink> outputs = outputs_;
+        outputs.give(16);
+        outputs_.done = outputs.done;
+    }
 
   private:
     static const int8_t* fetch(const int8_t* from, size_t bytes) {
@@ -245,8 +257,10 @@ class Product {
                 const Block block = {x_ + size_t(low) * l_.depth, w, l_.depth, from, to, low > first_ ? 0 : ahead};
                 const int count = end_ - low < ROWS ? end_ - low : ROWS;
                 turn_ = (turn_ + 1) % slots_;
-                add(block, count, [&] { meanwhile(low); });
-                if (to == l_.depth) take(unit, low, count);
+                add(block, count, [&]() INLINED { meanwhile(low); });
+                if (to < l_.depth) continue;
+                take(unit, low, count);
+                if (at_once_) finish();
             }
     }
 
@@ -257,14 +271,13 @@ class Product {
             vector_products(b.x, count, b.w, b.depth, acc);
             return finish();
         }
+        if (at_once_) return tile_products(b, count, acc, [&](int) INLINED { meanwhile(); });
         Outputs<Sink> outputs = outputs_;
-        const int times = (b.to - b.from) / 128, rows = times ? (16 + times - 1) / times : 16;
-        auto between = [&](int k) {
-            if ((k - b.from) & 64) outputs.give(rows);
+        const int times = l_.depth / 128, rows = times ? (16 + times - 1) / times : 16;
+        tile_products(b, count, acc, [&](int k) INLINED {
+            if (k & 64) outputs.give(rows);
             meanwhile();
-        };
-        if (count > 16) tile_products<true>(b, acc, between);
-        else tile_products<false>(b, acc, between);
+        });
         outputs.give(16);
         outputs_.done = outputs.done;
     }
@@ -299,7 +312,7 @@ class Product {
     const float* x_scale_;
     const int first_, end_;  // rows of bytes
     const int blocks_ = (end_ - first_ + ROWS - 1) / ROWS;
-    const bool tiles_ = tiles_allowed();
+    const bool tiles_ = tiles_allowed(), at_once_ = blocks_ >= MANY;
     Outputs<Sink> outputs_;
     int part_ = l_.depth;  // inputs that all rows are multiplied with before the next
     int slots_ = 2, turn_ = 0;

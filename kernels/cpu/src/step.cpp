@@ -71,7 +71,8 @@ struct LfEngine {
     Pool pool;
     Activations wide, narrow, inner;
     Queries queries;
-    Buffer<float> x, projected, seen, acted;
+    Buffer<float> x, values;  // values: a token's queries, keys and values; then what it sees; then inside the MLP
+    size_t width = 0;         // of a token's values
     bool apart = false;
     std::vector<int> bound, pieces_of;
     std::vector<Piece> pieces;
@@ -139,7 +140,7 @@ static void rotate(const float* x, const float* cos, const float* sin, int head_
 // One token's queries, keys and values: normed, rotated, as whole numbers, keys and values in their place.
 void LfEngine::place(const LfModel& m, const LfLayer& l, const LfStep& s, const LfMemory& memory, int token) {
     const int size = m.head_dim;
-    const float* from = projected.data() + size_t(token) * l.qkv.blocks * 16;
+    const float* from = values.data() + token * width;
     const float *cos = m.cos + s.positions[token] * size, *sin = m.sin + s.positions[token] * size;
     const int64_t page = s.places[token] / m.page_size, offset = s.places[token] % m.page_size;
     const size_t lane = offset % 16, block = page * m.kv_heads * m.blocks + offset / 16, bytes = size_t(size) * 16;
@@ -192,9 +193,9 @@ void LfEngine::place(const LfModel& m, const LfLayer& l, const LfStep& s, const 
 void LfEngine::forward(const LfModel& m, const LfStep& s) {
     const int n = s.tokens, hidden = m.hidden, q_size = m.heads * m.head_dim;
     const Heads heads = {m.heads, m.kv_heads, m.head_dim, m.page_size, m.blocks};
-    const int qkv_width = m.layer[0].qkv.blocks * 16;
-    fit(x, size_t(n) * hidden), fit(projected, size_t(n) * qkv_width), fit(seen, size_t(n) * q_size);
-    fit(acted, size_t(n) * m.inner), fit(queries.bytes, size_t(n) * q_size * 2);
+    width = std::max({m.layer[0].qkv.blocks * 16, q_size, m.inner});
+    fit(x, size_t(n) * hidden), fit(values, n * width);
+    fit(queries.bytes, size_t(n) * q_size * 2);
     fit(queries.offset, size_t(n) * m.heads), fit(queries.scale, size_t(n) * m.heads);
     wide.fit(n, m.layer[0].qkv.depth), narrow.fit(n, m.layer[0].output.depth), inner.fit(n, m.layer[0].down.depth);
     queries.tokens = n, queries.shared = m.heads / m.kv_heads;
@@ -233,13 +234,13 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
             const LfLayer& l = m.layer[layer];
             const LfMemory& memory = s.memory[layer];
             linear(l.qkv, wide, [&](int unit, int row, f16 a, f16 b) {
-                float* to = projected.data() + size_t(row) * qkv_width + unit * 32;
+                float* to = values.data() + row * width + unit * 32;
                 store(to, a), store(to + 16, b);
             });
             rows([&](int token) { place(m, l, s, memory, token); });
             auto piece = [&](int i) {
                 const int64_t* pages = s.pages + pieces[i].row * s.widest;
-                attend(pieces[i], heads, memory, queries, pages, l.window, scratch[worker], seen.data());
+                attend(pieces[i], heads, memory, queries, pages, l.window, scratch[worker], values.data(), width);
             };
             auto after = [&] { tiles_on(), scratch[worker].vectors = 0; };
             if (apart) {
@@ -249,13 +250,13 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
             } else {
                 pool.share(worker, int(pieces.size()), piece, after);
             }
-            rows([&](int row) { narrow.take(row, seen.data() + size_t(row) * q_size, q_size, l.output.depth); });
+            rows([&](int row) { narrow.take(row, values.data() + row * width, q_size, l.output.depth); });
             linear(l.output, narrow, add);
             rows([&](int row) { norm_row(row, l.mlp_norm, l.gate_up.depth); });
             linear(l.gate_up, wide, [&](int unit, int row, f16 gate, f16 up) {
-                store(acted.data() + size_t(row) * m.inner + unit * 16, silu_mul(gate, up));
+                store(values.data() + row * width + unit * 16, silu_mul(gate, up));
             });
-            rows([&](int row) { inner.take(row, acted.data() + size_t(row) * m.inner, m.inner, l.down.depth); });
+            rows([&](int row) { inner.take(row, values.data() + row * width, m.inner, l.down.depth); });
             linear(l.down, inner, add);
             const bool last = layer + 1 == m.layers;
             rows([&](int row) {

@@ -22,25 +22,30 @@
 #endif
 #endif
 
+// For the work inside a loop of products: what is called there loses all registers.
+#define INLINED __attribute__((always_inline))
+
 namespace lf {
 
 const size_t LARGE = 2 << 20;
 
 // Memory that begins at a cache line (vectors and tiles that cross one take twice as long) or, where there is much of it,
-// at a large page, and the system is asked for such.
+// is whole large pages: what lies on small ones, wherever these happen to be, may be in each other's way in a cache.
 template <class T>
 struct Aligned {
     typedef T value_type;
     Aligned() = default;
     template <class U>
     Aligned(const Aligned<U>&) {}
-    static std::align_val_t alignment(size_t n) { return std::align_val_t(n * sizeof(T) < LARGE / 2 ? 64 : LARGE); }
+    static bool large(size_t n) { return n * sizeof(T) >= LARGE / 32; }
+    static std::align_val_t alignment(size_t n) { return std::align_val_t(large(n) ? LARGE : 64); }
     T* allocate(size_t n) {
-        T* made = static_cast<T*>(::operator new(n * sizeof(T), alignment(n)));
+        const size_t bytes = large(n) ? (n * sizeof(T) + LARGE - 1) / LARGE * LARGE : n * sizeof(T);
+        void* made = ::operator new(bytes, alignment(n));
 #ifdef __linux__
-        if (n * sizeof(T) >= LARGE / 2) madvise(made, n * sizeof(T), MADV_HUGEPAGE);
+        if (large(n)) madvise(made, bytes, MADV_HUGEPAGE);
 #endif
-        return made;
+        return static_cast<T*>(made);
     }
     void deallocate(T* p, size_t n) { ::operator delete(p, alignment(n)); }
     template <class U>
