@@ -104,16 +104,19 @@ inline void score(
     for (int v = 0; v < vectors; v++) top[v] = largest(most[v]);
 }
 
-// Softmax weights of one vector's scores as 16-bit whole numbers, the values' scales in them; returns their common scale.
-inline float weigh(
-    float* scores, float top, const float* value_scales, const Buffer<int64_t>& slots, uint8_t* high, uint8_t* low) {
+// What the softmax weights of one vector, the values' scales in them, are times to be whole numbers, and the scale of these.
+struct Common {
+    float inverse, scale;
+};
+
+// Scores of one vector become softmax weights with the values' scales in them.
+inline Common weigh(float* scores, float top, const float* value_scales, const Buffer<int64_t>& slots) {
     i16 mass = splat(0);
     int64_t total = 0;
     f16 heaviest = splat(0.0f);
     for (size_t b = 0; b < slots.size(); b++) {
         const f16 y = load<f16>(scores + b * 16) - splat(top);
-        const i16 counts = y >= splat(-125.0f);
-        const f16 weight = counts ? exp2(max(y, splat(-125.0f))) : splat(0.0f);
+        const f16 weight = y >= splat(-125.0f) ? exp2(max(y, splat(-125.0f))) : splat(0.0f);
         mass = mass + whole(weight * splat(1048576.0f));
         const f16 scaled = weight * load<f16>(value_scales + slots[b] * 16);
         heaviest = max(scaled, heaviest);
@@ -124,14 +127,12 @@ inline float weigh(
         }
     }
     const float heavy = largest(heaviest), inverse = heavy > 0.0f ? 65535.0f / heavy : 0.0f;
-    const bool usable = inverse > 0.0f && inverse < 3.0e38f;
-    two_bytes(int(slots.size()) * 16, high, low, [&](int at) {
-        return usable ? whole(load<f16>(scores + at) * inverse) : splat(0);
-    });
-    return usable ? (heavy / 65535.0f) / (float(total) * (1.0f / 1048576.0f)) : 0.0f;
+    if (!(inverse > 0.0f && inverse < 3.0e38f)) return {0.0f, 0.0f};
+    return {inverse, (heavy / 65535.0f) / (float(total) * (1.0f / 1048576.0f))};
 }
 
-// `pages`: of the piece's row; `window`: how far back a token sees, 0 for all; `out` [tokens, out_width], of a token [heads, head_dim].
+// `pages`: of the piece's row; `window`: how far back a token sees, 0 for all; `out` [tokens, out_width]: of a
+// token [heads, head_dim].
 inline void attend(
     const Piece& p, const Heads& h, const LfMemory& memory, const Queries& queries, const int64_t* pages, int64_t window,
     Scratch& scratch, float* out, size_t out_width) {
@@ -144,12 +145,17 @@ inline void attend(
         scratch.low.resize(width * 16);
     }
     if (scratch.vectors != vectors) attention_tiles(scratch.vectors = vectors);
-    float top[16], factor[16];
+    float top[16];
+    Common common[16];
     score(p, h, memory, queries, first_page, window, scratch.slots, width, scratch.scores.data(), top);
+    for (int v = 0; v < vectors; v++)
+        common[v] = weigh(scratch.scores.data() + v * width, top[v], memory.value_scales, scratch.slots);
     for (int v = 0; v < vectors; v++) {
-        const size_t at = v * width;
-        factor[v] = weigh(scratch.scores.data() + at, top[v], memory.value_scales, scratch.slots,
-                          scratch.high.data() + at, scratch.low.data() + at);
+        const float* weight = scratch.scores.data() + v * width;
+        const float inverse = common[v].inverse;
+        two_bytes(int(width), scratch.high.data() + v * width, scratch.low.data() + v * width, [&](int at) {
+            return inverse > 0.0f ? whole(load<f16>(weight + at) * inverse) : splat(0);
+        });
     }
     const Weights weights = {scratch.high.data(), scratch.low.data(), width, vectors};
     float* to[16];
@@ -157,7 +163,7 @@ inline void attend(
         for (int head = p.kv_head * queries.shared, i = 0; i < queries.shared; i++)
             to[v++] = out + token * out_width + (head + i) * h.head_dim;
     value_products(memory.values, scratch.slots, weights, h.head_dim, [&](int v, int d, f16 sums) {
-        store(to[v] + d, sums * factor[v]);
+        store(to[v] + d, sums * common[v].scale);
     });
 }
 

@@ -14,7 +14,7 @@ struct Weights {
 };
 
 inline f16 joined(const int32_t* high, const int32_t* low) {
-    return to_float(load<i16>(high)) * splat(256.0f) + to_float(load<i16>(low));
+    return joined(to_float(load<i16>(high)), to_float(load<i16>(low)));
 }
 
 #ifdef LEFTFOLD_AMX
@@ -121,7 +121,7 @@ inline void value_dots(
     }
     for (int n = 0; n < N; n++)
         for (int d = 0; d < D; d++)
-            sink(first + n, at + 16 * d, to_float(i16(h[n][d])) * splat(256.0f) + to_float(i16(l[n][d])));
+            sink(first + n, at + 16 * d, joined(to_float(i16(h[n][d])), to_float(i16(l[n][d]))));
 }
 #else
 inline void key_dots(const int8_t* query, int head_dim, const uint8_t* keys, int32_t* high_out, int32_t* low_out) {

@@ -183,7 +183,7 @@ struct Outputs {
 
     INLINED f16 output(const int32_t* row, int b) const {
         const f16 high = to_float(load<i16>(row + b * 256) - offset[b]);
-        const f16 total = high * splat(256.0f) + to_float(load<i16>(row + b * 256 + 16));
+        const f16 total = joined(high, to_float(load<i16>(row + b * 256 + 16)));
         const f16 out = total * (x_scale[done] * scale[b]);
         return bias ? out + load<f16>(bias + 16 * b) : out;
     }

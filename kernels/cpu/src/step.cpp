@@ -66,6 +66,7 @@ struct Activations {
 }  // namespace
 
 const int APART = 6;
+const int LOOK = 600;  // products with a weight: what a head's look at one token takes as long as
 
 struct LfEngine {
     Pool pool;
@@ -86,7 +87,8 @@ struct LfEngine {
 
   private:
     void embed(const LfModel& m, int64_t id, float* x);
-    void divide(int rows);
+    void divide(const LfModel& m, const LfStep& s);
+    static double cost(const LfModel& m, int64_t context);
     void cut(const LfModel& m, const LfStep& s);
     void place(const LfModel& m, const LfLayer& l, const LfStep& s, const LfMemory& memory, int token);
 };
@@ -103,12 +105,29 @@ void LfEngine::embed(const LfModel& m, int64_t id, float* x) {
 // Where rows are many each worker computes its own, so that what it writes stays in its cache and only attention waits for
 // the others; `bound[worker]` is its first one. But then each reads all weights, the more often the larger the team: where
 // rows are few, all share all work in pieces. (Two workers: equal at 16 rows, a fifth faster at 32, a third at 128.)
-void LfEngine::divide(int rows) {
+void LfEngine::divide(const LfModel& m, const LfStep& s) {
     const int team = pool.size();
-    apart = team > 1 && rows >= APART * team * team;
-    bound.assign(team + 1, rows);
+    apart = team > 1 && s.tokens >= APART * team * team;
+    bound.assign(team + 1, s.tokens);
     bound[0] = 0;
-    for (int worker = 1; apart && worker < team; worker++) bound[worker] = (rows * worker / team + 4) / 8 * 8;
+    if (!apart) return;
+    std::vector<double> work(1, 0.0);  // of all tokens before
+    for (int token = 0; token < s.tokens; token++) work.push_back(work.back() + cost(m, s.positions[token] + 1));
+    for (int worker = 1, token = 0; worker < team; worker++) {
+        while (work[token] < work.back() * worker / team) token++;
+        bound[worker] = std::min((token + 4) / 8 * 8, s.tokens);
+    }
+}
+
+// Of a token with so many to look at, itself among them, in products with a weight.
+double LfEngine::cost(const LfModel& m, int64_t context) {
+    double sum = 0;
+    for (int i = 0; i < m.layers; i++) {
+        const LfLayer& l = m.layer[i];
+        for (const LfLinear* part : {&l.qkv, &l.output, &l.gate_up, &l.down}) sum += double(part->outputs) * part->inputs;
+        sum += double(LOOK) * m.heads * (l.window && l.window < context ? l.window : context);
+    }
+    return sum;
 }
 
 // Pieces of at most 16 query vectors of one worker's rows; `pieces_of[worker]`: the first piece of each.
@@ -119,21 +138,21 @@ void LfEngine::cut(const LfModel& m, const LfStep& s) {
     for (int row = 0, token = 0; row < s.rows; row++)
         for (int64_t done = 0; done < s.lengths[row];) {
             while (token == bound[pieces_of.size()]) pieces_of.push_back(int(pieces.size()));
-            const int64_t left = s.lengths[row] - done, own = bound[pieces_of.size()] - token;
-            const int count = int(std::min({left, int64_t(most), own}));
-            for (int head = 0; head < m.kv_heads; head++)
-                pieces.push_back({row, token, count, head, s.starts[row] + done});
-            done += count, token += count;
+            const int own = int(std::min<int64_t>(s.lengths[row] - done, bound[pieces_of.size()] - token));
+            for (int head = 0; head < m.kv_heads; head++)  // its keys and values stay near while its pieces are worked on
+                for (int at = 0; at < own; at += most)
+                    pieces.push_back({row, token + at, std::min(most, own - at), head, s.starts[row] + done + at});
+            done += own, token += own;
         }
     pieces_of.resize(bound.size(), int(pieces.size()));
 }
 
-static void rotate(const float* x, const float* cos, const float* sin, int head_dim, float* out) {
-    const int half = head_dim / 2;
-    for (int d = 0; d < half; d += 8) {
-        const f8 first = load<f8>(x + d), second = load<f8>(x + d + half);
-        store(out + d, first * load<f8>(cos + d) - second * load<f8>(sin + d));
-        store(out + d + half, second * load<f8>(cos + d + half) + first * load<f8>(sin + d + half));
+template <class V>
+static void rotate(const float* x, const float* cos, const float* sin, int half, float* out) {
+    for (int d = 0; d < half; d += int(sizeof(V) / sizeof(float))) {
+        const V first = load<V>(x + d), second = load<V>(x + d + half);
+        store(out + d, first * load<V>(cos + d) - second * load<V>(sin + d));
+        store(out + d + half, second * load<V>(cos + d + half) + first * load<V>(sin + d + half));
     }
 }
 
@@ -155,7 +174,9 @@ void LfEngine::place(const LfModel& m, const LfLayer& l, const LfStep& s, const 
     alignas(64) float normed[256], turned[256];
     auto rotated = [&](const float* norm) {
         if (norm) rms_norm(from, norm, size, m.eps, normed);
-        rotate(norm ? normed : from, cos, sin, size, turned);
+        const float* x = norm ? normed : from;
+        if (size % 32) rotate<f8>(x, cos, sin, size / 2, turned);
+        else rotate<f16>(x, cos, sin, size / 2, turned);
         from += size;
     };
     for (int head = 0; head < m.heads; head++) {
@@ -199,7 +220,7 @@ void LfEngine::forward(const LfModel& m, const LfStep& s) {
     fit(queries.offset, size_t(n) * m.heads), fit(queries.scale, size_t(n) * m.heads);
     wide.fit(n, m.layer[0].qkv.depth), narrow.fit(n, m.layer[0].output.depth), inner.fit(n, m.layer[0].down.depth);
     queries.tokens = n, queries.shared = m.heads / m.kv_heads;
-    divide(n);
+    divide(m, s);
     cut(m, s);
     for (Scratch& own : scratch) own.vectors = 0;
     pool.run([&](int worker) {
