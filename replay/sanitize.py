@@ -126,9 +126,10 @@ class Sanitizer:
             key = (output.rid, output.epoch, output.choice)
             if output.finish_reason is not None:
                 self._before.pop(key, None)
-            elif key in self._before:
+            else:
                 for token in output.tokens:
-                    self._before[key] = self._cipher.advance(self._before[key], int(token))
+                    before = self._before.get(key, self._cipher.start)
+                    self._before[key] = self._cipher.advance(before, int(token))
 
     def _admitted(self, event: Admit) -> None:
         state = self._was.state

@@ -21,8 +21,15 @@ from leftfold.events import (
     Tick,
 )
 from leftfold.fsm import Effects, Output, State
+from leftfold.fsm.admission import MAX_CHOICES
 from leftfold.replay.fold import Fold
 from leftfold.replay.snapshots import is_log, whole
+
+
+def choices_of(event: Admit) -> int:
+    """How many choices a request has: of one that asks for no possible number, one, which is refused."""
+    asked = event.params.n
+    return asked if type(asked) is int and 1 <= asked <= MAX_CHOICES else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,9 +157,10 @@ class _Watcher:
 
     def _admitted(self, state: State, event: Admit) -> _Seen:
         self.living = [key[1:] for key in state.live if key[0] == self.rid]
-        self.several = self.several or event.params.n != 1
+        choices = choices_of(event)
+        self.several = self.several or choices != 1
         prompt = len(event.prompt) if hasattr(event.prompt, "__len__") else 0
-        asked = {"choices": event.params.n} if event.params.n != 1 else {}
+        asked = {"choices": choices} if choices != 1 else {}
         epoch = {"epoch": event.epoch} if event.epoch else {}
         return "admit", {**epoch, "prompt_tokens": prompt, "max_tokens": event.params.max_tokens, **asked}
 
@@ -230,4 +238,4 @@ def _asked(event: Event) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(event, name, None))}
 
 
-__all__ = ["Moment", "describe_snapshot", "life", "snapshot"]
+__all__ = ["Moment", "choices_of", "describe_snapshot", "life", "snapshot"]

@@ -97,8 +97,8 @@ class _Verifier:
             self._count(event)
             if seq in self.digests:
                 self._compare_snapshot(seq)
-            if isinstance(effects.outputs, Outputs):
-                self.verdict.tokens += effects.outputs.count
+            assert isinstance(effects.outputs, Outputs)
+            self.verdict.tokens += effects.outputs.count
         except (SettingsError, CheckoutError):
             raise
         except ReplayError as error:

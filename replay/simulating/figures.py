@@ -11,6 +11,7 @@ import numpy as np
 from leftfold.events import Admit
 from leftfold.fsm import FinishReason, Output
 from leftfold.fsm.effects import Outputs, TokenBatch
+from leftfold.replay.show import choices_of
 
 Key = tuple[str, int, int]
 
@@ -55,7 +56,7 @@ class Meter:
 
     def came(self, event: Admit) -> None:
         """A request arrives."""
-        for choice in range(event.params.n):
+        for choice in range(choices_of(event)):
             self.services[event.rid, event.epoch, choice] = Service(event.t)
 
     def hear(self, t: int, outputs: Sequence[Output] | Outputs) -> None:
@@ -67,22 +68,17 @@ class Meter:
                     self._end(t, request.key, reason, usage)
                 continue
             key = (part.rid, part.epoch, part.choice)
-            service = self.services.get(key)
-            if service is None:
-                continue
+            service = self.services[key]
             if len(part.tokens) and service.first < 0:
                 service.first = t
             if part.finish_reason is not None:
                 self._end(t, key, part.finish_reason, part.usage)
 
     def _end(self, t: int, key: Key, reason: FinishReason, usage: Any) -> None:
-        service = self.services.get(key)
-        if service is None:
-            return
+        service = self.services[key]
         service.ended = t
         service.reason = reason.value
-        if usage is not None:
-            service.prompt, service.tokens, service.cached = usage
+        service.prompt, service.tokens, service.cached = usage
         self.ended.append(key[0])
 
     def take_ended(self) -> list[str]:

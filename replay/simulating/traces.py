@@ -205,6 +205,8 @@ def _sessions(path: Path, number: int) -> Iterator[Job]:
                 continue  # a sub-agent's summary, without a request of its own
             length, blocks = _size(one["in"]), np.array(one["hash_ids"], np.int64) + base
             prompt = partial(block_prompt, blocks, size, length)
+            if not len(blocks):  # shorter than a block: shared with nobody
+                prompt = partial(drawn_prompt, number, index, length)
             after = None if before is None else f"{name}/{before['index']}"
             gap = _pause(before, one) if before is not None else float(one["t"])
             yield job(f"{name}/{index}", round(gap * 1e6), prompt, length, max(1, _size(one["out"], 0)), after)

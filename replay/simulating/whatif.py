@@ -18,6 +18,7 @@ from leftfold.executor.cost import CostModel
 from leftfold.executor.sim import Tape
 from leftfold.fsm import Config, ConfigError
 from leftfold.replay.errors import NotStarted, SettingsError
+from leftfold.replay.show import choices_of
 from leftfold.replay.simulating.figures import Figures, Service, summarize
 from leftfold.replay.simulating.jobs import Job
 from leftfold.replay.simulating.loop import simulate
@@ -97,15 +98,14 @@ def _hear(request: _Request, t: int, output: Any) -> None:
             service.first = t
     if output.finish_reason is not None:
         service.ended, service.reason = t, output.finish_reason.value
-        if output.usage is not None:
-            service.prompt, service.tokens, service.cached = output.usage
+        service.prompt, service.tokens, service.cached = output.usage
         if service.reason == "abort" and not request.said:
             request.left_at = t - request.event.t
 
 
 def _lives(request: _Request) -> bool:
     ended = sum(service.ended >= 0 for service in request.services.values())
-    return ended < request.event.params.n
+    return ended < choices_of(request.event)
 
 
 def _workload(requests: list[_Request], first: int) -> tuple[list[Job], Tape]:
@@ -114,10 +114,11 @@ def _workload(requests: list[_Request], first: int) -> tuple[list[Job], Tape]:
         event = request.event
         rid = f"{number}:{event.rid}"  # an id may have come twice
         lengths = {len(tokens) for tokens in request.said.values()}
-        asked = len(request.said) < event.params.n
+        choices = choices_of(event)
+        asked = len(request.said) < choices
         longest = max(lengths, default=event.params.max_tokens if asked else 1)
         uneven = len(lengths) > 1 or (bool(lengths) and asked)
-        for choice in range(event.params.n):
+        for choice in range(choices):
             tokens = np.array(request.said.get(choice, [END + 1]), np.int32)
             if uneven:
                 tokens = np.where(tokens == END, END + 1, tokens)

@@ -25,7 +25,7 @@ from leftfold.events import (
 from leftfold.fsm import State, decide
 from leftfold.fsm.state import InFlight
 from leftfold.replay.errors import ReplayError
-from leftfold.replay.worlds import OutOfRange, World
+from leftfold.replay.worlds import World
 from leftfold.replay.worlds.lives import Key
 
 MADE_UP = 1 << 20
@@ -88,8 +88,7 @@ class Hypothesis:
     def _beginning(self) -> World:
         """The base up to the edit, records and overview shared as far as they go."""
         fold = self.base.fold_at(self.kept)
-        if fold.state is None:
-            raise OutOfRange(f"nothing is folded before record {self.kept + 1}")
+        assert fold.state is not None  # at least the first record is kept
         world = World.begun(fold, self.base.first, quiet=True)
         world.tape = self.base.tape.until(self.kept)
         world.overview = self.base.overview.until(self.kept, fold.state)

@@ -20,6 +20,8 @@ TICK, DONE, ADMIT = CODES[Tick], CODES[ForwardDone], CODES[Admit]
 QUIET = (TICK, DONE, ADMIT)
 """What happens all the time."""
 MOST_LANES = 600
+MOST_CODES = 4000
+"""Types of records are told where no more than so many lie between the first and the last."""
 MOST_ROWS = 400
 MOST_FOUND = 60
 CUT = 64
@@ -67,7 +69,7 @@ def lanes(world: World, first: int, last: int) -> dict[str, Any]:
         "first": first, "last": last, "count": len(lives), "lanes": [_lane(life, first, last) for life in
                                                                     lives[-MOST_LANES:]],
     }  # fmt: skip
-    if last - first <= 4000:
+    if last - first <= MOST_CODES:
         at = first - world.first
         found["codes"] = list(world.overview.code[at : at + last - first + 1])
         found["t"] = list(world.overview.t[at : at + last - first + 1])

@@ -119,10 +119,9 @@ class Lives:
             self._settle(self.living.copy(), seq, state)
 
     def _preempted(self, slot: int, seq: int, touched: dict[Key, None]) -> None:
-        key = self.slots.get(slot)
-        if key is not None:
-            touched[key] = None
-            self.living[key].preempted.append(seq)
+        key = self.slots[slot]
+        touched[key] = None
+        self.living[key].preempted.append(seq)
 
     def _admitted(self, seq: int, event: Admit, effects: Effects, state: State, touched: dict[Key, None]) -> None:
         params = event.params
@@ -149,26 +148,22 @@ class Lives:
                     self._end(part.seats[index].request.key, seq, t, reason, usage)
                 continue
             key = (part.rid, part.epoch, part.choice)
-            life = self.living.get(key)
-            if life is None:
-                continue
+            life = self.living[key]
             touched[key] = None
             if len(part.tokens) and life.first_seq < 0:
                 life.first_seq, life.first_t = seq, t
             if part.finish_reason is not None:
+                assert part.usage is not None
                 self._end(key, seq, t, part.finish_reason, part.usage)
 
-    def _end(self, key: Key, seq: int, t: int, reason: FinishReason, usage: Usage | None) -> None:
-        life = self.living.pop(key, None)
-        if life is None:
-            return
+    def _end(self, key: Key, seq: int, t: int, reason: FinishReason, usage: Usage) -> None:
+        life = self.living.pop(key)
         last = life.spans[-1]
         self._counts[last.kind] -= 1
         if self.slots.get(last.slot) == key:
             del self.slots[last.slot]
         life.end_seq, life.end_t, life.reason = seq, t, reason.value
-        if usage is not None:
-            life.tokens, life.cached = usage.completion_tokens, usage.cached_tokens
+        life.tokens, life.cached = usage.completion_tokens, usage.cached_tokens
 
     def _settle(self, keys: Iterable[Key], seq: int, state: State) -> None:
         """Begin a new span for each that is of another kind, or in another slot, than before."""

@@ -131,8 +131,6 @@ class World:
         """Fold one more record. Raises `ReplayError`; nothing is kept of the record then."""
         seq = self.tape.last + 1
         fold = self._fold
-        if fold.seq == 0 and seq > 1:
-            fold.seq = seq - 1
         effects = fold.take(seq, event)
         assert fold.state is not None
         self.tape.append(event)

@@ -296,6 +296,34 @@ def test_command_prints_one_json_object(capsys: pytest.CaptureFixture[str]) -> N
     assert (said["seed"], said["profile"], said["runs"], said["findings"]) == (4, "lite", 3, [])
 
 
+def test_command_fuzzes_for_its_default_time_where_nothing_is_said(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "DEFAULT_SECONDS", 0.05)
+    assert _run_command("--seed", "4", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["runs"] >= 1
+
+
+def test_where_there_is_no_git_the_commit_is_not_known(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert command.commit_of(Path(__file__)) is None
+    assert _run_command("--runs", "1", "--seed", "4") == 0
+    assert capsys.readouterr().out.startswith("seed 4, profile lite, commit unknown")
+
+
+@pytest.mark.parametrize(("option", "value", "said"), [
+    ("--runs", "-1", "'-1' is not a whole number of at least 0"), ("--seed", "x", "'x' is not a whole number"),
+    ("--seconds", "soon", "'soon' is not a positive number of seconds"), ("--seconds", "0", "'0' is not a positive"),
+    ("--seconds", "nan", "'nan' is not a positive"),
+])  # fmt: skip
+def test_what_is_no_number_is_told(option: str, value: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        _run_command(f"{option}={value}")
+    assert stop.value.code == 2 and said in capsys.readouterr().err
+
+
 def test_mutants_take_no_jobs(capsys: pytest.CaptureFixture[str]) -> None:
     assert _run_command("--mutants", "--jobs", "2") == 2
     assert "--jobs" in capsys.readouterr().err

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import orjson
 import pytest
 from hypothesis import given
@@ -16,6 +17,7 @@ from leftfold.events import (
     EVENTS,
     Admit,
     Call,
+    Control,
     ControlDone,
     Event,
     EventLog,
@@ -31,11 +33,12 @@ from leftfold.events import (
 )
 from leftfold.events.codec import plan_json
 from leftfold.events.keyed import TokenCipher
+from leftfold.events.plan import Copy, Prepare, Send
 from leftfold.fsm import Config, Effects, State, step
 from leftfold.replay.fuzzing import World
 from leftfold.replay.sanitize import SanitizeError, Sanitizer, sanitize, survey
 from leftfold.replay.verify import verify
-from tests.logs import record
+from tests.logs import CONFIG, record
 from tests.watching import runs, watch
 
 KEY = b"a key of some length"
@@ -127,6 +130,41 @@ def test_a_wrong_digest_stays_wrong() -> None:
     was, now = verify(records(events)), verify(records(sanitized(events)))
     assert was.divergence is not None and now.divergence is not None
     assert (was.divergence.seq, was.divergence.field) == (now.divergence.seq, now.divergence.field)
+
+
+def test_what_is_wrong_in_a_log_stays_as_wrong_and_says_nothing() -> None:
+    """What a reducer refuses in the log it refuses in the copy, for the same reason, and no number of it is left."""
+    start = Started(t=0, config=CONFIG.as_dict())
+    prompts: list[Any] = [np.array([911.5, 7.25]), [[911], [911, 912]], np.array([[911, 912]]), [911, None], 911.5, []]
+    events: list[Event] = [start, *(Admit(t=0, rid=f"r{at}", prompt=prompt) for at, prompt in enumerate(prompts))]
+    copy = sanitized(events)
+    assert told(events) == told(copy) and all(not one[0] for one in told(copy))
+    assert len({event.rid for event in copy if isinstance(event, Admit)}) == len(prompts)
+    for event in copy:
+        assert b"911" not in encode(event) and b"912" not in encode(event) and b"7.25" not in encode(event)
+    shapes = [event.prompt for event in copy if isinstance(event, Admit)]
+    assert len(shapes[0]) == 2 and shapes[1] == [[0], [0, 0]] == [[0], shapes[2][0]] and not len(shapes[5])
+
+
+def test_operations_keep_what_they_do_and_lose_whom_they_name() -> None:
+    """No engine of today makes most of them; a log may hold them all the same."""
+    ops = [
+        Copy(src=(1,), dst=(2,)), Prepare(op=2, kind="k", key="secret", rid="secret"),
+        Send(op=3, rid="secret", upto=9, last=True, peer="secret"),
+        Control(op=6, verb="sleep", args={"secret": "secret"}),
+    ]  # fmt: skip
+    start = Started(t=0, config=CONFIG.as_dict())
+    copy = sanitized([start, Tick(t=1, plan=Plan(step=1, ops=ops))])[1]
+    assert isinstance(copy, Tick) and copy.plan is not None and b"secret" not in encode(copy)
+    duplicate, prepared, sent, control = copy.plan.ops
+    assert (duplicate.src, duplicate.dst) == ([1], [2]) and (control.op, control.verb) == (6, "sleep")
+    assert (prepared.op, prepared.kind, sent.op, sent.upto, sent.last) == (2, "k", 3, 9, True)
+    assert prepared.key == prepared.rid == sent.rid == sent.peer
+
+
+def test_an_error_without_a_text_gets_none() -> None:
+    events: list[Event] = [Started(t=0), ForwardDone(t=1, step=1, error={"retry": True, "secret": "secret"})]
+    assert sanitized(events)[1].error == {"retry": True}  # type: ignore[union-attr]
 
 
 def secret_events() -> list[Event]:

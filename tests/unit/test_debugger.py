@@ -6,17 +6,37 @@ import http.client
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import pytest
 
-from leftfold.events import Abort, Admit, EventLog, Pause, SamplingParams, Tick, encode
-from leftfold.replay.ui import Api, Server
+from leftfold.events import (
+    Abort,
+    Admit,
+    ControlDone,
+    Event,
+    EventLog,
+    ForwardDone,
+    Pause,
+    Plan,
+    Retention,
+    SamplingParams,
+    Sleep,
+    Tick,
+    Wake,
+    encode,
+    prune,
+)
+from leftfold.replay.ui import Api, Server, hypothetical, views
+from leftfold.replay.ui.api import MOST_WORLDS
 from leftfold.replay.ui.hypothetical import BadEdit, Edit, Hypothesis
-from leftfold.replay.ui.views import differences, pages
+from leftfold.replay.ui.views import compare, cut, differences, moment, pages
 from leftfold.replay.worlds import World
-from tests.logs import record
+from tests.logs import CONFIG, Recorder, record
+from tests.unit.test_log_snapshots import NOW, log_with_snapshots
 from tests.unit.test_replay_views import simulated
 
 
@@ -128,12 +148,74 @@ def test_a_comparison_with_itself_is_empty_and_with_another_names_what_differs(a
     ("moment", {}, 400), ("moment", {"seq": "x"}, 400), ("moment", {"seq": 10**9}, 404), ("moment", {"seq": 0}, 404),
     ("moment", {"seq": 1, "world": 77}, 404), ("nothing", {}, 404), ("request", {"life": 999}, 404),
     ("jump", {"seq": 1, "what": "x"}, 400), ("differences", {}, 400), ("worlds", {}, 405),
+    ("explain", {"life": 3, "seq": 10**9}, 404),
 ])  # fmt: skip
 def test_wrong_questions_are_told_so(api: Api, name: str, query: dict[str, Any], status: int) -> None:
     assert ask(api, name, status, **query)["error"]
 
 
+def test_before_a_request_arrives_there_is_nothing_to_explain(api: Api) -> None:
+    [life] = ask(api, "search", text="r11")["found"]
+    assert life["seq"] > 1
+    told = ask(api, "explain", life=life["number"], seq=1)
+    assert told == {"sentences": [], "outcome": [f"It arrives at record {life['seq']}."], "divergence": None}
+
+
+def test_at_the_end_only_those_that_end_there_are_named(api: Api, log: EventLog) -> None:
+    found = ask(api, "moment", seq=len(log))
+    assert found["live"] == [] and 0 < len(found["numbers"]) < 12
+    assert {rid for rid, _, _, _ in found["numbers"]} == {out["rid"] for out in found["outputs"]}
+
+
+def test_before_the_first_record_is_read_there_is_a_strip_without_buckets() -> None:
+    made = Api(EventLog.memory(), "nothing yet", expected=7)
+    assert ask(made, "strip") == {"first": 1, "last": 0, "buckets": 0}
+    meta = ask(made, "meta")
+    assert (meta["first"], meta["last"], meta["expected"], meta["done"]) == (1, 0, 7, False)
+
+
+def test_a_log_that_breaks_off_is_shown_as_far_as_it_goes_and_says_why(tmp_path: Path) -> None:
+    with EventLog.open(tmp_path) as made:
+        record(made)
+        events = len(made)
+    segment = tmp_path / "00000001.jsonl"
+    data = bytearray(segment.read_bytes())
+    data[len(data) // 2] ^= 1
+    segment.write_bytes(data)
+    broken = Api(EventLog.read(tmp_path), "broken")
+    broken.start().join(60)
+    meta = ask(broken, "meta")
+    assert meta["done"] and "00000001.jsonl" in meta["error"] and 0 < meta["last"] < events
+    assert ask(broken, "moment", seq=meta["last"])["seq"] == meta["last"]
+
+
+def test_long_texts_are_cut_and_say_how_long_they_are() -> None:
+    made = EventLog.memory()
+    Recorder(made, model="m" * 5000)
+    told = moment(world := World.read(made), world.moment(1))["record"]["model"]
+    assert told == "m" * 2000 + "… 5000 characters"
+    assert cut({"a": [1] * 70, "b": "x" * 2000}) == {"a": [*[1] * 64, "… 70 in all"], "b": "x" * 2000}
+
+
+def test_lanes_of_many_records_have_no_types(monkeypatch: pytest.MonkeyPatch, api: Api) -> None:
+    monkeypatch.setattr(views, "MOST_CODES", 20)
+    few, many = ask(api, "lanes", first=1, last=21), ask(api, "lanes", first=1, last=22)
+    assert len(few["codes"]) == len(few["t"]) == 21 and "codes" not in many and "t" not in many
+    assert few["count"] == many["count"] == 12
+
+
+def test_a_pool_of_another_size_has_no_pages_to_compare() -> None:
+    made = Recorder(EventLog.memory())
+    made.config = replace(CONFIG, num_pages=20)
+    made.start()
+    made.admit("a", [1, 2, 3])
+    made.run()
+    found = compare((world := World.read(made.log)).moment(1), world.moment(world.last))
+    assert found["pages"] == [] and ["num_pages", 8, 20] in found["figures"] and not found["same"]
+
+
 def test_files_are_those_of_the_page_alone(api: Api) -> None:
+    assert api.answer("POST", "app.js", {}).status == 405
     page = api.answer("GET", "", {})
     assert page.status == 200 and b"<script" in page.body and b"<script>" not in page.body
     for path in ("app.js", "style.css", "icon.svg", "panels.js"):
@@ -198,6 +280,8 @@ def test_a_request_that_is_put_in_runs_to_its_end(api: Api, log: EventLog) -> No
     world = ask(api, "meta", world=made["world"])
     [new] = ask(api, "search", world=made["world"], text="new")["found"]
     assert new["reason"] == "length" and new["tokens"] == 5 and world["made_up"] == 5
+    [row] = ask(api, "differences", world=made["world"])["rows"]
+    assert row["rid"] == "new" and row["before"] is None and row["after"]["tokens"] == 5
     like = imagine(api, seq=10, event={"type": "admit", "rid": "twin", "like": "r3"})
     [twin] = ask(api, "search", world=like["world"], text="twin")["found"]
     assert twin["prompt"] == 13
@@ -208,10 +292,13 @@ def test_a_request_that_is_put_in_runs_to_its_end(api: Api, log: EventLog) -> No
     ({"seq": 5, "event": {"type": "tick"}}, 400), ({"seq": 5, "event": {"type": "pause"}}, 400), ({"seq": 5}, 400),
     ({"seq": 5, "event": {"type": "pause", "mode": 3}}, 400), ({"seq": 5, "skip": True, "world": 99}, 404),
     ({"seq": 5, "event": {"type": "admit", "like": "who"}}, 400), ({"seq": 5, "skip": True, "horizon": -1}, 400),
-    ({"seq": 5, "event": {"type": "admit", "prompt_tokens": "x"}}, 400),
+    ({"seq": 5, "event": {"type": "admit", "prompt_tokens": "x"}}, 400), ([5], 400),
+    ({"seq": 5, "event": {"type": "admit", "rid": 7}}, 400),
+    ({"seq": 5, "event": {"type": "admit", "max_tokens": 0}}, 400),
 ])  # fmt: skip
-def test_edits_that_cannot_be_made_are_told_so(api: Api, body: dict[str, Any], status: int) -> None:
-    assert imagine(api, status, **body)["error"]
+def test_edits_that_cannot_be_made_are_told_so(api: Api, body: Any, status: int) -> None:
+    answer = api.answer("POST", "api/worlds", {}, json.dumps(body).encode())
+    assert answer.status == status and json.loads(answer.body)["error"]
     assert api.answer("POST", "api/worlds", {}, b"{").status == 400
 
 
@@ -231,6 +318,146 @@ def test_a_pause_that_is_put_in_stops_the_rows_and_a_log_of_everything_can_be_ed
             for _ in hypothesis.run():
                 hypothesis.world.end.state.check(False)  # type: ignore[union-attr]
             assert hypothesis.world.done
+
+
+def made_of(base: World, edit: Edit) -> Hypothesis:
+    hypothesis = Hypothesis(base, edit)
+    for _ in hypothesis.run():
+        hypothesis.world.end.state.check(False)  # type: ignore[union-attr]
+    assert hypothesis.world.done
+    return hypothesis
+
+
+def events_after(hypothesis: Hypothesis) -> list[Event]:
+    world = hypothesis.world
+    return [one.event for one in world.tape.between(hypothesis.kept + 1, world.last)]
+
+
+def idle_between(gap: int) -> World:
+    """Two requests, `gap` µs apart, each done soon."""
+    made = Recorder(EventLog.memory())
+    made.admit("first", [1, 2, 3])
+    made.run()
+    made.t += gap
+    made.admit("second", [1, 2, 3])
+    made.run()
+    return World.read(made.log)
+
+
+def test_while_the_logs_engine_idles_another_may_work() -> None:
+    """At the log's own pace, from the last thing that happened until the next that comes from outside."""
+    base = idle_between(95)
+    more = Admit(t=0, rid="more", prompt=[7, 8], params=SamplingParams(max_tokens=20))
+    hypothesis = made_of(base, Edit(2, more))
+    second = next(event for event in events_after(hypothesis) if getattr(event, "rid", "") == "second")
+    before = [event.t for event in events_after(hypothesis) if isinstance(event, ForwardDone) and event.t < second.t]
+    recorded = [one.event.t for one in base.tape.between(1, base.last) if isinstance(one.event, ForwardDone)]
+    idle = [t for t in before if t not in recorded]
+    assert len(idle) > 3 and {b - a for a, b in zip(idle, idle[1:], strict=False)} == {hypothesis._pace}
+    assert [life.reason for life in hypothesis.world.overview.lives.all] == ["length"] * 3
+    kept = differences(base, hypothesis.world, hypothesis.kept)
+    assert [row["rid"] for row in kept["rows"]][0] == "more" and hypothesis.made_up == 20
+
+
+def test_a_horizon_ends_the_world_early(log: EventLog) -> None:
+    base = World.read(log)
+    hypothesis = made_of(base, Edit(40, Abort(t=0, rid="nobody"), horizon=6))
+    assert hypothesis.world.last == 40 + 1 + 6 and hypothesis.world.end.state.live  # type: ignore[union-attr]
+
+
+def test_after_the_logs_end_no_more_is_made_than_so_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hypothetical, "BEYOND", 9)
+    base = idle_between(0)
+    more = Admit(t=0, rid="more", prompt=[7, 8], params=SamplingParams(max_tokens=20))
+    hypothesis = made_of(base, Edit(base.last, more))
+    assert hypothesis.world.last == base.last + 1 + 9
+    assert [life.reason for life in hypothesis.world.overview.lives.all] == ["length", "length", ""]
+
+
+def test_a_deadline_comes_although_nothing_else_does() -> None:
+    made = Recorder(EventLog.memory())
+    made.take(Admit, rid="a", prompt=[1, 2], params=SamplingParams(max_tokens=5), deadline=70_000)
+    arrived = made.t
+    made.run()
+    base = World.read(made.log)
+    hypothesis = made_of(base, Edit(2, Pause(t=0, mode="keep")))
+    *_, last = events_after(hypothesis)
+    assert isinstance(last, Tick) and last.t == arrived + 70_000
+    [life] = hypothesis.world.overview.lives.all
+    assert (life.reason, life.end_t) == ("deadline", last.t)
+
+
+def test_operations_end_where_they_did() -> None:
+    made = Recorder(EventLog.memory())
+    made.admit("a", [1, 2, 3], max_tokens=9)
+    made.run(2)
+    made.take(Sleep, call="nap", tags=("kv",))
+    plan = made.tick()
+    made.done()
+    made.take(ControlDone, op=plan.ops[0].op)
+    made.take(Wake, call="up", tags=("kv",))
+    plan = made.tick()
+    made.done()
+    made.take(ControlDone, op=plan.ops[0].op)
+    made.run()
+    base = World.read(made.log)
+    same = made_of(base, Edit(3, Abort(t=0, rid="nobody")))
+    assert same.world.last == base.last + 1 and differences(base, same.world, same.kept)["rows"] == []
+    without = made_of(base, Edit(next(seq for seq, event in made.log if isinstance(event, Sleep))))
+    told = [type(event) for event in events_after(without)]
+    assert Wake in told and told.count(ControlDone) <= 1  # nobody sleeps: the first of them has nothing to end
+    assert without.world.end.state.asleep == base.end.state.asleep == []  # type: ignore[union-attr]
+
+
+def test_like_a_request_that_came_before_the_log_begins_there_can_be_none(tmp_path: Path) -> None:
+    log_with_snapshots(tmp_path, every=3)
+    assert prune(tmp_path, Retention(size=0), NOW)
+    made = Api(EventLog.read(tmp_path), "pruned")
+    made.start().join(60)
+    world = made.entries[0].world
+    rid = world.overview.lives.all[0].key[0]
+    event = {"type": "admit", "like": rid}
+    answer = imagine(made, 400, seq=world.last, event=event)
+    assert answer["error"] == "like: that request came before the log's first record"
+
+
+def test_only_so_many_worlds_are_kept_and_those_that_left_are_not_made_on(
+    log: EventLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Api(log, "made")
+    made.start().join(60)
+    go = threading.Event()
+    run = Hypothesis.run
+
+    def waits(self: Hypothesis) -> Iterator[None]:
+        go.wait(60)
+        yield from run(self)
+
+    monkeypatch.setattr(Hypothesis, "run", waits)
+    body = json.dumps({"seq": 40, "skip": True}).encode()
+    entries = []
+    for number in range(1, MOST_WORLDS + 2):
+        assert json.loads(made.answer("POST", "api/worlds", {}, body).body)["world"] == number
+        entries.append(made.entries[number])
+    go.set()
+    for thread in [one for one in threading.enumerate() if one.name == "makes a world"]:
+        thread.join(60)
+    assert [entry.world.done for entry in entries] == [False] + [True] * MOST_WORLDS
+    assert "no world 1 any more" in ask(made, "meta", 404, world=1)["error"]
+    assert [one["world"] for one in ask(made, "meta")["worlds"]] == [0, *range(2, MOST_WORLDS + 2)]
+
+
+@pytest.mark.parametrize(("planner", "said"), [
+    (lambda state, t: {}["planted"], "KeyError: 'planted'"),
+    (lambda state, t: Plan(step=state.next_step, preempt=(99,)), "preempt"),
+])  # fmt: skip
+def test_a_planner_that_fails_is_shown_with_what_it_made(
+    api: Api, planner: Any, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hypothetical, "decide", planner)
+    made = imagine(api, seq=40, event={"type": "abort", "rid": "nobody"})
+    meta = ask(api, "meta", world=made["world"])
+    assert meta["done"] and said in meta["error"] and meta["last"] >= 41
 
 
 # Whom it refuses
@@ -259,9 +486,15 @@ def test_the_token_opens_and_nothing_else_does(server: Server) -> None:
     status, answer = fetch(server, path)
     assert status == 200 and "default-src 'none'" in answer.headers["Content-Security-Policy"]
     assert answer.headers["Referrer-Policy"] == "no-referrer"
+    assert server.url == f"http://127.0.0.1:{server.server_address[1]}{path}"
     assert fetch(server, f"{path}api/moment?{urlencode({'seq': 5})}")[0] == 200
     for wrong in ("/", "/api/meta", f"/{server.token}", f"/{server.token[:-1]}x/", f"/x/{server.token}/", "//"):
         assert fetch(server, wrong)[0] == 403, wrong
+
+
+def test_an_address_of_the_sixth_version_is_bracketed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "server_address", ("::1", 8000, 0, 0))
+    assert server.url == f"http://[::1]:8000/{server.token}/"
 
 
 @pytest.mark.parametrize(("host", "status"), [

@@ -8,8 +8,10 @@ import pytest
 
 from leftfold.events import EventLog, ForwardDone, Record
 from leftfold.executor.oracle import OracleExecutor
+from leftfold.replay.errors import NotStarted
 from leftfold.replay.execute import ExecutionFailed, execute, recorded
 from tests.engines import CONFIG, Listener, admit, engine, oracle
+from tests.logs import Recorder
 
 
 def captured() -> EventLog:
@@ -54,6 +56,24 @@ def test_requests_are_chosen_by_id() -> None:
     config, _, requests = recorded(captured(), ["r2", "r4"])
     assert [request.event.rid for request in requests] == ["r2", "r4"]
     assert execute(requests, config, oracle()) == []
+
+
+def test_a_request_that_comes_again_while_it_lives_is_executed_once() -> None:
+    made = Recorder(EventLog.memory())
+    made.admit("a", [1, 2, 3])
+    made.run(2)
+    made.admit("a", [4, 5, 6])  # lives already: nobody hears of this one
+    made.run()
+    made.admit("a", [7, 8, 9])
+    made.run()
+    _, model, requests = recorded(made.log)
+    assert model == "made-up" and [list(request.event.prompt) for request in requests] == [[1, 2, 3], [7, 8, 9]]
+    assert [len(request.said[0]) for request in requests] == [6, 6]
+
+
+def test_a_log_without_records_has_nothing_to_execute() -> None:
+    with pytest.raises(NotStarted, match="holds no Started"):
+        recorded(EventLog.memory())
 
 
 def test_another_model_differs() -> None:

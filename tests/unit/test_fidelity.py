@@ -14,8 +14,10 @@ from leftfold import cli
 from leftfold.executor.cost import CostModel, Work
 from leftfold.fsm import Config
 from leftfold.replay.simulating import TraceError, simulate
+from leftfold.replay.simulating import measured as measuring
+from leftfold.replay.simulating.fit import FitError
 from leftfold.replay.simulating.jobs import drawn_prompt, job
-from leftfold.replay.simulating.measured import calibrate, read_measured
+from leftfold.replay.simulating.measured import Measured, calibrate, read_measured, traced
 
 TRUE = CostModel({"step": 15_000.0, "token": 60.0, "context": 0.5}, "the truth")
 LIMITS = {"num_pages": 300, "page_size": 16, "max_running": 16, "max_batch_tokens": 256, "max_model_len": 2048}
@@ -51,6 +53,27 @@ def test_the_costs_are_found_from_the_times_of_requests_alone(files: tuple[str, 
     cost = calibrate(read_measured(*files), range(0, 60, 2))
     for work in (Work(1, 200), Work(8, 2500), Work(4, 1000).chunk(0, 200)):
         assert cost.micros(work) == pytest.approx(TRUE.micros(work), rel=0.2)
+
+
+def test_requests_that_never_meet_tell_the_costs_exactly_and_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    jobs = [job(f"b{n}", n * 3_000_000, partial(drawn_prompt, 0, n, 40 * n + 20), 40 * n + 20, 20) for n in range(8)]
+    limits = Config(**LIMITS)
+    seen = simulate(jobs, limits, TRUE).meter.services
+    asked: list[CostModel] = []
+
+    def counted(run: Measured, cost: CostModel) -> Any:
+        asked.append(cost)
+        return traced(run, cost)
+
+    monkeypatch.setattr(measuring, "traced", counted)
+    found = calibrate(Measured(jobs, [seen[one.rid, 0, 0] for one in jobs], limits, "made up"), range(8))
+    assert found.microseconds == pytest.approx(TRUE.microseconds, rel=1e-4)
+    assert len(asked) == 2, "a model that does not change any more is the one"
+
+
+def test_too_few_requests_are_no_model(files: tuple[str, str]) -> None:
+    with pytest.raises(FitError, match="2 spans are too few to fit 3 coefficients to"):
+        calibrate(read_measured(*files), [7])
 
 
 def test_the_half_that_was_held_out_is_predicted(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from leftfold.cli import main
-from leftfold.events import EventLog, Retention, compress_closed, prune
-from leftfold.replay.export import REQUESTS, STEPS
+from leftfold.events import Abort, Admit, EventLog, Pause, Retention, SamplingParams, compress_closed, prune
+from leftfold.replay.export import BATCH, REQUESTS, STEPS
 from tests.log_samples import segments
-from tests.logs import record
+from tests.logs import Recorder, record
 from tests.unit.test_log_snapshots import NOW, log_with_snapshots
 
 
@@ -236,6 +236,39 @@ def test_export_of_a_log_whose_beginning_is_gone_begins_where_it_can(pruned: Pat
     assert first > 1 and rows_of(tmp_path / "out" / "requests.csv")
 
 
+def test_export_tells_what_became_of_each_choice(tmp_path: Path, said: Said) -> None:
+    with EventLog.open(tmp_path / "log") as log:
+        made = Recorder(log)
+        made.take(Admit, rid="two", prompt=[1, 2, 3], params=SamplingParams(max_tokens=6, n=2))
+        made.run(2)
+        made.take(Abort, rid="two", choice=1)
+        made.run()
+        made.take(Pause, mode="keep", call="x")
+        made.take(Admit, rid="late", prompt=[1, 2], params=SamplingParams(max_tokens=5), deadline=5)
+        assert made.tick() is None  # its plan ends the request, and is no step
+    code, found = said.json("log", "export", tmp_path / "log", tmp_path / "out")
+    rows = {(row["rid"], row["choice"]): row for row in rows_of(tmp_path / "out" / "requests.csv")}
+    assert (code, found["requests"], len(rows)) == (0, 3, 3)
+    ends = {key: (row["finish_reason"], row["output_tokens"]) for key, row in rows.items()}
+    assert ends == {("two", "0"): ("length", "6"), ("two", "1"): ("abort", "1"), ("late", "0"): ("deadline", "0")}
+    assert found["steps"] == said.json("replay", "verify", tmp_path / "log")[1]["steps"]
+
+
+def test_export_counts_preemptions_of_those_that_wait_for_them_alone(tmp_path: Path, said: Said) -> None:
+    with EventLog.open(tmp_path / "log") as log:
+        made = Recorder(log)
+        for rid, first in (("a", 1), ("b", 11), ("c", 21)):
+            made.admit(rid, list(range(first, first + 8)), max_tokens=12)
+        for rid in ("d", "e"):
+            made.admit(rid, [1, 2, 3], max_tokens=2)
+        made.run()
+        preempted = [rid for rid in "abcde" if made.state.requests[rid].preemptions]
+    assert said("log", "export", tmp_path / "log", tmp_path / "out")[0] == 0
+    rows = {row["rid"]: int(row["preemptions"]) for row in rows_of(tmp_path / "out" / "requests.csv")}
+    assert sorted(rid for rid, count in rows.items() if count) == preempted and 0 < len(preempted) < 5
+    assert rows == {rid: made.state.requests[rid].preemptions for rid in "abcde"}
+
+
 def test_an_export_that_fails_leaves_what_was_there(
     folder: Path, tmp_path: Path, said: Said, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,11 +289,15 @@ def test_export_as_parquet_holds_the_same_rows(folder: Path, tmp_path: Path, sai
     from pyarrow import parquet
 
     assert said("log", "export", folder, tmp_path / "csv")[0] == 0
-    assert said("log", "export", folder, tmp_path / "pq", "--format", "parquet")[0] == 0
-    for name in ("requests", "steps"):
-        table = parquet.read_table(tmp_path / "pq" / f"{name}.parquet").to_pylist()
-        plain = [{key: "" if value is None else str(value) for key, value in row.items()} for row in table]
-        assert plain == rows_of(tmp_path / "csv" / f"{name}.csv")
+    steps = len(rows_of(tmp_path / "csv" / "steps.csv"))
+    for out, batch in (("pq", None), ("batches", 3), ("one batch", steps)):
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr("leftfold.replay.export.BATCH", batch or BATCH)
+            assert said("log", "export", folder, tmp_path / out, "--format", "parquet")[0] == 0
+        for name in ("requests", "steps"):
+            table = parquet.read_table(tmp_path / out / f"{name}.parquet").to_pylist()
+            plain = [{key: "" if value is None else str(value) for key, value in row.items()} for row in table]
+            assert plain == rows_of(tmp_path / "csv" / f"{name}.csv")
 
 
 def test_parquet_without_pyarrow_says_what_to_install(

@@ -24,10 +24,12 @@ from leftfold.events import (
     prune,
     save_snapshot,
 )
+from leftfold.events.codec import plain
 from leftfold.events.compaction import removable
 from leftfold.replay.errors import NotStarted
 from leftfold.replay.fold import Fold, fold
-from leftfold.replay.snapshots import begin, capture, whole
+from leftfold.replay.snapshots import begin, capture, fold_to, whole
+from leftfold.replay.verify import verify
 from tests.log_samples import segments, write
 from tests.logs import record
 
@@ -103,7 +105,7 @@ def test_a_snapshot_is_not_looked_at_where_an_earlier_moment_is_asked_for(folder
     assert recovered(EventLog.read(folder), 12)[:2] == (12, digest)
 
 
-@pytest.mark.parametrize("spoil", ["cut", "flip", "empty", "digest", "other", "laws", "state"])
+@pytest.mark.parametrize("spoil", ["cut", "flip", "empty", "digest", "other", "laws", "state", "first"])
 def test_a_bad_snapshot_is_passed_over_for_an_older_one_and_said_so(folder: Path, spoil: str) -> None:
     digest = log_with_snapshots(folder)
     newest, older = EventLog.read(folder).snapshots()[:2]
@@ -118,6 +120,7 @@ def test_a_bad_snapshot_is_passed_over_for_an_older_one_and_said_so(folder: Path
         "other": lambda: Snapshot(good.seq, good.chain ^ 1, good.digest, good.body).encode(),
         "laws": lambda: Snapshot(good.seq, good.chain, good.digest, {**good.body, "laws": 99}).encode(),
         "state": lambda: Snapshot(good.seq, good.chain, good.digest, {**good.body, "state": {}}).encode(),
+        "first": lambda: Snapshot(good.seq, good.chain, good.digest, {**good.body, "first": plain(Tick(t=1))}).encode(),
     }
     path.write_bytes(wrong[spoil]())
     with pytest.warns(SnapshotPassedOver, match=str(newest)):
@@ -280,6 +283,31 @@ def test_a_log_without_beginning_and_snapshots_cannot_be_folded_and_says_why(fol
         begin(EventLog.read(folder))
     with pytest.raises(NotStarted, match="begins at record .*from a snapshot"):
         fold(EventLog.read(folder))
+    verdict = verify(EventLog.read(folder))
+    assert verdict.damage is not None and "no good snapshot goes before it" in verdict.damage["reason"]
+    assert (verdict.clean, verdict.events) == (False, 0)
+
+
+def test_a_bad_oldest_snapshot_lets_a_log_without_its_beginning_begin_later(folder: Path) -> None:
+    digest = log_with_snapshots(folder, every=3)
+    prune(folder, Retention(size=0), NOW)
+    reader = EventLog.read(folder)
+    *_, second, oldest = [seq for seq in reader.snapshots() if seq >= reader.first_seq - 1]
+    (folder / f"snapshot-{oldest}.json.zst").write_bytes(b"")
+    start, records = whole(EventLog.read(folder))
+    assert start.seq == second > oldest
+    for one in records:
+        start.take(one.seq, one.event)
+    assert start.state is not None and start.state.digest() == digest
+
+
+def test_what_holds_no_started_has_no_state() -> None:
+    with pytest.raises(NotStarted, match="the log holds no Started$"):
+        fold_to(EventLog.memory())
+    with pytest.raises(NotStarted, match="holds no Started up to seq 4"):
+        fold_to(EventLog.memory(), 4)
+    with pytest.raises(NotStarted, match="nothing was folded"):
+        capture(Fold())
 
 
 def test_a_gap_in_the_middle_is_damage_all_the_same(folder: Path) -> None:

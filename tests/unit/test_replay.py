@@ -25,19 +25,25 @@ from leftfold.events import (
     Reconfigure,
     Record,
     Resume,
+    Retention,
     SamplingParams,
     Sleep,
     Started,
     Tick,
     Wake,
+    prune,
 )
 from leftfold.fsm import Phase, State
 from leftfold.replay.checkout import Checkout, CheckoutError
+from leftfold.replay.compare import plan_dict
 from leftfold.replay.errors import NotStarted, ReducerFault, SettingsError
 from leftfold.replay.fold import fold
 from leftfold.replay.show import describe_snapshot, life, snapshot
+from leftfold.replay.snapshots import whole
 from leftfold.replay.verify import verify
+from tests.checkouts import checkout, dead
 from tests.logs import CONFIG, Recorder, record
+from tests.unit.test_log_snapshots import NOW, log_with_snapshots
 
 
 @pytest.fixture
@@ -137,6 +143,43 @@ def test_another_checkouts_planner_is_asked(log: EventLog) -> None:
         assert verify(log, other=same).clean
 
 
+def test_another_checkouts_other_decision_is_the_divergence(log: EventLog, tmp_path: Path) -> None:
+    seq, tick = next((seq, event) for seq, event in events(log, Tick) if event.plan.step == 2)
+    path = checkout(tmp_path, "return replace(plan, memo={'x': 1}) if plan and plan.step == 2 else plan")
+    with Checkout(path) as other:
+        divergence = verify(log, other=other).divergence
+    assert divergence is not None
+    assert (divergence.seq, divergence.field, divergence.expected, divergence.got) == (seq, "memo", None, {"x": 1})
+    assert divergence.got_plan == {**plan_dict(tick.plan), "memo": {"x": 1}}
+
+
+def test_another_checkouts_planner_that_raises_is_the_divergence(log: EventLog, tmp_path: Path) -> None:
+    seq, _ = next((seq, event) for seq, event in events(log, Tick) if event.plan.step == 2)
+    path = checkout(tmp_path, "if plan and plan.step == 2: raise KeyError('planted')\nreturn plan")
+    with Checkout(path) as other:
+        verdict = verify(log, other=other)
+    divergence = verdict.divergence
+    assert divergence is not None and verdict.events == len(log)
+    assert (divergence.seq, divergence.field, divergence.got) == (seq, "plan", "KeyError: 'planted'")
+    assert "  got      KeyError: 'planted'" in verdict.describe().splitlines()
+
+
+def test_a_checkout_that_dies_says_its_last_words(log: EventLog, tmp_path: Path) -> None:
+    mute = checkout(tmp_path / "mute", "os._exit(3)")
+    with Checkout(mute) as other, pytest.raises(CheckoutError, match=f"at {re.escape(str(mute))} is gone: exit code 3"):
+        verify(log, other=other)
+    old = dead(tmp_path / "old", "raise ImportError('made for another Python')")
+    with Checkout(old) as other:
+        other._process.wait(60)
+        with pytest.raises(CheckoutError, match="is gone: ImportError: made for another Python"):
+            other.decide(5)
+    with Checkout(old) as other:
+        other._process.wait(60)
+        with pytest.raises(CheckoutError, match="is gone: ImportError: made for another Python"):
+            for _ in range(10_000):  # what is told first waits in a buffer
+                other.take(Started(t=0, config=CONFIG.as_dict()))
+
+
 def test_what_is_no_checkout_cannot_be_asked(tmp_path: Path) -> None:
     with pytest.raises(CheckoutError, match=re.escape(f"{tmp_path} is no checkout")):
         Checkout(tmp_path)
@@ -164,6 +207,8 @@ def test_a_plan_that_would_not_be_made_is_a_divergence(log: EventLog) -> None:
                                                                       chunks=(), memo={"x": 1})))  # fmt: skip
     divergence = verify([*log, empty]).divergence
     assert divergence is not None and (divergence.seq, divergence.field, divergence.got) == (seq + 1, "plan", None)
+    told = [line.split() for line in divergence.describe().splitlines()[2:]]
+    assert ["*", "step", "no", "plan"] in told and ["*", "memo", '{"x":1}'] in told
 
 
 def test_a_result_that_attests_to_another_plan_is_a_divergence(log: EventLog) -> None:
@@ -338,12 +383,30 @@ def test_a_life_tells_a_failed_step_in_whatever_form_it_was_reported() -> None:
     assert detail(story.tell(), "failed") == [{"step": plan.step, "error": "boom"}]
 
 
+def test_a_life_goes_on_where_a_log_without_its_beginning_begins(tmp_path: Path) -> None:
+    log_with_snapshots(tmp_path, every=3)
+    before = EventLog.read(tmp_path)
+    lives = {rid: life(before, rid) for rid in "abcd"}
+    prune(tmp_path, Retention(size=0), NOW)
+    reader = EventLog.read(tmp_path)
+    begun, _ = whole(reader)
+    assert begun.state is not None
+    [rid] = {seat.request.rid for seat in begun.state.running()}
+    told = life(reader, rid)
+    assert told == [moment for moment in lives[rid] if moment.seq > begun.seq]
+    assert {"decode", "tokens"} <= {moment.what for moment in told}
+
+
 def test_a_life_tells_of_deadlines() -> None:
     story = Story()
     story.made.take(Admit, rid="a", prompt=[1, 2], params=SamplingParams(max_tokens=5), deadline=25)
     for _ in range(4):
         story.made.run(1)
     assert detail(story.tell(), "end") == [{"reason": "deadline"}]
+    story.made.take(Admit, rid="other", prompt=[1, 2], params=SamplingParams(max_tokens=5), deadline=25)
+    story.made.admit("b", [3, 4], max_tokens=9)
+    story.made.run()
+    assert detail(story.tell("b"), "end") == [], "the other one's"
     assert detail(story.tell(), "finish")[0]["reason"] == "deadline"
 
 

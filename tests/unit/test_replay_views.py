@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from leftfold.events import Abort, EventLog, ForwardDone, Plan, Record, Tick
+from leftfold.events import Abort, Admit, EventLog, ForwardDone, Pause, Plan, Record, SamplingParams, Shutdown, Tick
 from leftfold.executor.cost import CostModel
 from leftfold.fsm import Config
 from leftfold.replay.diff import describe, diff
@@ -72,8 +72,6 @@ def test_a_timeline_of_what_was_refused_or_aborted_or_never_came(log: EventLog) 
 
 
 def test_choices_and_epochs_have_lines_of_their_own() -> None:
-    from leftfold.events import Admit, SamplingParams
-
     made = Recorder(EventLog.memory())
     made.take(Admit, rid="a", prompt=[1, 2, 3], params=SamplingParams(max_tokens=3, n=2))
     made.run()
@@ -146,6 +144,31 @@ def test_between_decisions_the_state_itself_is_asked() -> None:
     assert any("result of step" in text for text in told.outcome)
 
 
+def test_between_decisions_each_is_told_its_own_reason() -> None:
+    made = Recorder(EventLog.memory(), replace(CONFIG, max_running=1))
+    made.admit("a", [1, 2, 3])
+    made.run(2)
+    made.admit("b", [4, 5, 6])
+    made.admit("c", [7, 8, 9])
+    for rid, kind in (("b", "slots"), ("c", "order")):
+        [cause] = explain(made.log, rid, len(made.log)).causes
+        assert (cause.who, cause.kind) == ((rid, 0, 0), kind)
+
+
+def test_an_explanation_is_plain_data(log: EventLog) -> None:
+    found = explain(log, "c", len(log)).as_dict()
+    assert json.loads(json.dumps(found)) == found
+    assert (found["rid"], found["seq"], found["phases"], found["divergence"]) == ("c", len(log), {}, None)
+    [victim] = [cause for cause in found["causes"] if cause["kind"] == "victim"]
+    assert (victim["rid"], victim["epoch"], victim["choice"]) == ("c", 0, 0)
+    assert victim["sentence"].startswith(f"At seq {victim['last_seq']} ") and victim["text"] in victim["sentence"]
+
+
+def test_nothing_is_known_of_anybody_in_an_empty_log() -> None:
+    told = explain([], "a")
+    assert (told.known, told.causes, told.phases, told.outcome) == (False, [], {}, [])
+
+
 def test_a_log_that_today_would_be_otherwise_is_said_to_be(log: EventLog) -> None:
     events = [event for _, event in log]
     events.insert(2, Tick(t=events[1].t, plan=Plan(memo={"x": 1})))  # nobody decides this today
@@ -210,6 +233,31 @@ def test_a_trace_of_failures_losses_and_restarts(log: EventLog) -> None:
     assert any("error" in event["args"] for event in events if event["ph"] == "X" and event["pid"] == 1)
 
 
+def test_a_trace_shows_steps_that_never_ended_as_open_and_not_those_that_failed_with_another() -> None:
+    made = Recorder(EventLog.memory(), replace(CONFIG, pipeline_depth=1))
+    made.admit("a", [1, 2, 3], max_tokens=9)
+    first, second = made.tick(), made.tick()
+    made.fail()
+    third = made.tick()
+    events = list(trace_events(made.log))
+    checked(events)
+    steps = {event["name"]: event["args"] for event in events if event["ph"] == "X" and event["pid"] == 1}
+    assert (first.step, second.step) == (1, 2) and third.step > 2
+    assert list(steps) == ["step 1", f"step {third.step}"]
+    assert "planted" in steps["step 1"]["error"] and steps[f"step {third.step}"]["open"] is True
+
+
+def test_a_trace_of_a_plan_that_only_ends_requests_has_no_step_for_it() -> None:
+    made = Recorder(EventLog.memory())
+    made.take(Pause, mode="keep", call="x")
+    made.take(Admit, rid="a", prompt=[1, 2], params=SamplingParams(max_tokens=5), deadline=5)
+    assert made.tick() is None and isinstance([*made.log][-1].event, Tick)
+    events = list(trace_events(made.log))
+    checked(events)
+    assert [event["args"]["reason"] for event in events if event["name"] == "end a"] == ["deadline"]
+    assert not [event for event in events if event["ph"] == "X"]
+
+
 def test_counted_bytes_are_those_of_the_log(tmp_path: Any) -> None:
     with EventLog.open(tmp_path / "log") as made:
         record(made)
@@ -245,14 +293,40 @@ def test_times_matter_only_when_asked(log: EventLog) -> None:
     assert diff(log, other, times=True)["record"]["fields"] == ["t"]
 
 
+def test_equal_records_at_other_times_may_lead_to_other_states() -> None:
+    """An engine that is to stop by some time stops with the first decision after it."""
+    made = Recorder(EventLog.memory())
+    made.admit("a", [1, 2, 3], max_tokens=9)
+    made.take(Shutdown, call="x", deadline=1000)
+    made.tick()
+    found = diff(made.log, exchanged(made.log, len(made.log), t=made.t + 1000))
+    assert found["record"] is None and not found["equal"] and found["state"]["gate"] == ["closing", "stopped"]
+    told = describe(found).splitlines()
+    assert "state: gate is 'closing' and 'stopped'" in told and not any("first difference" in line for line in told)
+
+
 def test_what_only_one_log_has_is_named(log: EventLog) -> None:
     shorter = [record for record in log if record.seq < len(log) - 1]
     found = diff(log, shorter)
     assert found["record"]["b"] is None and found["records"] == [len(log), len(log) - 2]
     other = EventLog.memory()
     Recorder(other).admit("z", [1])
-    names = {(one["rid"], one.get("only")) for one in diff(log, other)["requests"]}
-    assert ("a", "a") in names
+    found = diff(log, other)
+    names = {(one["rid"], one.get("only")) for one in found["requests"]}
+    assert ("a", "a") in names and "request a: only in a" in describe(found).splitlines()
+
+
+def test_an_answer_that_ended_otherwise_is_told_so() -> None:
+    logs = [EventLog.memory(), EventLog.memory()]
+    for log, reason in zip(logs, ("gone", "stop_string"), strict=True):
+        made = Recorder(log)
+        made.take(Admit, rid="a", prompt=[1, 2, 3], params=SamplingParams(max_tokens=9, n=2))
+        made.run(3)
+        made.take(Abort, rid="a", choice=1, reason=reason)
+    found = diff(*logs)
+    [one] = found["requests"]
+    assert (one["choice"], one["token"], one["reasons"]) == (1, None, ["abort", "stop"])
+    assert "request a choice 1: ended with 'abort' and 'stop'" in describe(found).splitlines()
 
 
 def test_states_are_compared_after_the_record_asked_for(log: EventLog) -> None:

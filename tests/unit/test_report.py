@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from leftfold import cli
-from leftfold.events import EventLog
+from leftfold.events import EventLog, ExecutorLost
 from leftfold.replay.report import build, render
 from leftfold.replay.report.page import shown
 from leftfold.replay.report.svg import Curve, distribution, life, over_time, ticks
@@ -78,12 +78,27 @@ def test_whatever_a_log_says_is_text_and_the_page_loads_and_runs_nothing() -> No
 
 def test_a_log_without_requests_or_answers_has_a_page() -> None:
     log = EventLog.memory()
+    assert "no answered request" in render(build(World.read(log), "without a record"))
     Recorder(log)
     assert "no answered request" in render(build(World.read(log), "empty"))
     some = EventLog.memory()
     record(some)
     page = render(build(World.read(some), "some"))
     assert page.count("<article>") == 2 and "preempted" in page
+
+
+def test_a_request_that_only_a_loss_put_back_is_told_so() -> None:
+    log = EventLog.memory()
+    made = Recorder(log)
+    made.admit("a", [1, 2, 3])
+    made.run(2)
+    made.take(ExecutorLost, error="gone")
+    made.start()
+    made.run()
+    report = build(World.read(log), "lost")
+    [slow] = report.slowest
+    assert slow["because"] == [] and slow["preempted_ms"] > 0 and slow["preemptions"] == 0
+    assert "No decision held it back: a lost executor, a restart or a change of limits" in render(report)
 
 
 def test_text_is_shown_without_what_steers_it() -> None:

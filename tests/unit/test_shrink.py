@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,15 +14,19 @@ import pytest
 
 import leftfold.fsm.planner
 import leftfold.replay.rerun
-from leftfold.events import Admit, EventLog, Started, Tick
+from leftfold.events import Admit, ControlDone, EventLog, SamplingParams, Sleep, Started, Tick, Wake, encode
 from leftfold.executor.cost import CostModel
-from leftfold.fsm import Config, InvariantViolation, State, decide
-from leftfold.replay.regression import refold
-from leftfold.replay.rerun import items_of, rerun
+from leftfold.fsm import Config, InvariantViolation, Phase, State, decide
+from leftfold.replay.checkout import Checkout
+from leftfold.replay.compare import plan_dict
+from leftfold.replay.errors import NotStarted
+from leftfold.replay.regression import events_of, refold
+from leftfold.replay.rerun import Item, items_of, rerun
 from leftfold.replay.shrink import NothingFound, name_of, shrink, source_of, write_test
 from leftfold.replay.simulating import simulate
 from leftfold.replay.simulating.jobs import drawn_prompt, job
-from tests.logs import record
+from tests.checkouts import REAL, checkout
+from tests.logs import CONFIG, Recorder, record
 
 
 def captured() -> EventLog:
@@ -29,7 +37,7 @@ def captured() -> EventLog:
     return log
 
 
-@pytest.mark.parametrize("make", [captured, lambda: _recorded()])
+@pytest.mark.parametrize("make", [captured, lambda: _recorded(), lambda: _stopped(), lambda: _controlled()])
 def test_a_log_run_again_comes_to_the_same_decisions(make: Any) -> None:
     log = make()
     outcome = rerun(items_of(log))
@@ -43,6 +51,103 @@ def _recorded() -> EventLog:
     log = EventLog.memory()
     record(log)
     return log
+
+
+def _stopped() -> EventLog:
+    """An answer that a stop id ends, and one whose end others wait for."""
+    made = Recorder(EventLog.memory(), replace(CONFIG, max_running=1))
+    made.take(Admit, rid="a", prompt=[1, 2, 3], params=SamplingParams(max_tokens=20, stop_token_ids=(21,)))
+    made.admit("b", [1, 2, 3])
+    made.run()
+    assert made.state.requests["a"].phase is Phase.FINISHED and made.state.counts["finished_stop"] == 1
+    return made.log
+
+
+def _controlled() -> EventLog:
+    made = Recorder(EventLog.memory())
+    made.admit("a", [1, 2, 3], max_tokens=9)
+    made.run(2)
+    for kind in (Sleep, Wake):
+        made.take(kind, call=kind.__name__, tags=("kv",))
+        plan = made.tick()
+        made.done()
+        made.take(ControlDone, op=plan.ops[0].op)
+    made.run()
+    return made.log
+
+
+def test_items_that_begin_nothing_cannot_be_run() -> None:
+    with pytest.raises(NotStarted, match="the first Started carries no config"):
+        rerun([Item(0, Started(t=0))])
+    with pytest.raises(NotStarted, match="a Admit before any Started"):
+        rerun([Item(0, Admit(t=0, rid="a", prompt=[1]))])
+
+
+@pytest.mark.parametrize("make", [captured, _recorded, _controlled])
+def test_the_same_planner_in_another_process_decides_the_same(make: Any) -> None:
+    with Checkout(REAL.parent) as same:
+        outcome = rerun(items_of(make()), same)
+    assert outcome.found is None
+
+
+@pytest.mark.parametrize(("planner", "field", "theirs"), [
+    ("return None if plan and plan.step == 2 else plan", "plan", None),
+    ("if plan and plan.step == 2: raise KeyError('planted')\nreturn plan", "plan", "KeyError: 'planted'"),
+    ("return replace(plan, memo={'x': 1}) if plan and plan.step == 2 else plan", "memo", {"x": 1}),
+])  # fmt: skip
+def test_what_another_planner_decides_otherwise_is_found(
+    planner: str, field: str, theirs: Any, tmp_path: Path
+) -> None:
+    with Checkout(checkout(tmp_path, planner)) as other:
+        outcome = rerun(items_of(_recorded()), other)
+    found = outcome.found
+    assert found is not None and found.divergence is not None and found.kind == f"divergence in {field}"
+    last = outcome.events[-1]
+    assert isinstance(last, Tick) and last.plan is not None and last.plan.step == 2
+    ours = None if field == "memo" else plan_dict(last.plan)
+    assert (found.divergence.expected, found.divergence.got) == (ours, theirs)
+    refold("\n".join(encode(event).decode() for event in outcome.events))
+
+
+def test_a_decision_that_only_another_planner_makes_is_found(tmp_path: Path) -> None:
+    log = _recorded()
+    items = [*items_of(log), Item(log.last_t, Tick(t=log.last_t))]
+    path = checkout(tmp_path, "from leftfold.events import Plan\nreturn Plan(memo={'x': 1}) if plan is None else plan")
+    with Checkout(path) as other:
+        outcome = rerun(items, other)
+    found = outcome.found
+    assert found is not None and found.divergence is not None and (found.kind, found.item) == (
+        "divergence in plan", len(items) - 1,
+    )  # fmt: skip
+    assert (found.divergence.expected, found.divergence.got) == (None, {"memo": {"x": 1}})
+    refold("\n".join(encode(event).decode() for event in outcome.events))
+
+
+def test_a_divergence_shrinks_to_a_test_that_holds_here_and_fails_there(tmp_path: Path) -> None:
+    planner = "return replace(plan, memo={'x': 1}) if plan and len(state.decoding.seats) == 2 else plan"
+    made = Recorder(EventLog.memory())
+    for rid, prompt in (("a", [1, 2]), ("b", [3, 4]), ("c", [5, 6, 7])):
+        made.admit(rid, prompt, max_tokens=3)
+        made.run(1)
+    made.run()
+    path = checkout(tmp_path / "other", planner)
+    with Checkout(path) as other:
+        shrunk = shrink(items_of(made.log), "divergence", other=other)
+    assert shrunk.kind == "divergence in memo" and 4 <= len(shrunk.events) < shrunk.before
+    assert all(event.plan is not None for event in shrunk.events if isinstance(event, Tick))
+    test = write_test(shrunk, tmp_path)
+    written(test)()
+    environment = {**os.environ, "PYTHONPATH": str(path)}
+    call = f"import runpy; runpy.run_path({str(test)!r})[{test.stem!r}]()"
+    done = subprocess.run([sys.executable, "-c", call], env=environment, cwd=path, capture_output=True, text=True)
+    assert done.returncode == 1 and "AssertionError: divergence at seq" in done.stderr
+
+
+def test_a_violation_is_no_divergence(monkeypatch: pytest.MonkeyPatch) -> None:
+    items = items_of(captured())
+    planted(monkeypatch)
+    with Checkout(REAL.parent) as same, pytest.raises(NothingFound, match="show no divergence"):
+        shrink(items, "divergence", other=same)
 
 
 def broken_by(state: State) -> bool:
@@ -109,6 +214,17 @@ def test_a_predicate_of_ones_own(tmp_path: Path) -> None:
         written(path)()
 
 
+def the_longest_prompt_is_the_last(events: Any) -> bool:
+    lengths = [len(event.prompt) for event in events if isinstance(event, Admit)]
+    return lengths[-1:] == [max(lengths)] and len(lengths) > 2
+
+
+def test_a_predicate_that_cannot_judge_some_lists() -> None:
+    """`max` of nothing raises a `ValueError`: a list without requests is none that shows it."""
+    shrunk = shrink(items_of(captured()), "predicate", predicate=the_longest_prompt_is_the_last)
+    assert [type(event) for event in shrunk.events] == [Started, Admit, Admit, Admit]
+
+
 def test_a_log_that_shows_nothing() -> None:
     with pytest.raises(NothingFound, match="show no violation"):
         shrink(items_of(captured()), "violation")
@@ -154,7 +270,14 @@ def test_refolding_notices_another_decision() -> None:
         refold("\n".join(lines))
 
 
-def _lines(log: EventLog) -> list[bytes]:
-    from leftfold.events import encode
+def test_records_without_plans_are_decided_anew() -> None:
+    log = captured()
+    events = [replace(event, plan=None) if isinstance(event, Tick) else event for _, event in log]
+    lines = [encode(event).decode() for event in [*events, Tick(t=log.last_t)]]  # at the last nothing is to be decided
+    assert [encode(event) for event in events_of("\n".join(lines))] == _lines(log)
+    state = refold("\n".join(lines))
+    assert not state.live and state.counts["finished_length"] == 8
 
+
+def _lines(log: EventLog) -> list[bytes]:
     return [encode(event) for _, event in log]

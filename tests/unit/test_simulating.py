@@ -8,15 +8,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leftfold.events import EventLog, ForwardDone
+from leftfold.events import ControlDone, EventLog, ForwardDone, Sleep
 from leftfold.executor.cost import CostModel, Work, features
 from leftfold.executor.errors import CostError
 from leftfold.executor.sim import MADE_UP, SimExecutor, Speech, Tape
 from leftfold.fsm import Config
-from leftfold.replay.simulating import ROUTERS, Job, simulate, summarize
+from leftfold.replay.simulating import ROUTERS, Job, loop, simulate, summarize
 from leftfold.replay.simulating.fit import FitError, Sample, fit, nnls, samples_of
 from leftfold.replay.simulating.jobs import block_prompt, drawn_prompt, job
+from leftfold.replay.simulating.loop import Stalled
 from leftfold.replay.verify import verify
+from tests.logs import Recorder
 
 CONFIG = Config(num_pages=256, page_size=4, max_running=8, max_batch_tokens=32, max_model_len=512)
 COST = CostModel({"step": 1000.0, "row": 100.0, "token": 10.0, "context": 1.0}, "made up")
@@ -145,6 +147,40 @@ def test_least_squares_never_goes_below_zero() -> None:
     residual = matrix.T @ (matrix @ np.array([3.0, -1.0, 0.5, 2.0]) - matrix @ bounded)
     assert (residual <= 1e-6).all()  # the conditions of Karush, Kuhn and Tucker
     assert np.abs(residual[bounded > 0]).max() < 1e-6
+
+
+def test_least_squares_stops_after_so_many_tries() -> None:
+    matrix = np.random.default_rng(2).random((50, 4))
+    target = matrix @ np.array([3.0, 1.0, 0.5, 2.0])
+    found = [nnls(matrix, target, tries) for tries in range(5)]
+    assert [int((x > 0).sum()) for x in found] == [0, 1, 2, 3, 4]
+    off = [float(np.square(matrix @ x - target).sum()) for x in found]
+    assert off == sorted(off, reverse=True) and off[-1] < 1e-9
+
+
+def test_steps_that_failed_or_computed_nothing_are_no_samples() -> None:
+    made = Recorder(EventLog.memory())
+    made.admit("a", [1, 2, 3], max_tokens=9)
+    made.run(1)
+    made.tick()
+    made.fail()
+    made.take(Sleep, call="nap", tags=("weights",))
+    plan = made.tick()
+    assert [chunk.length for chunk in plan.chunks] == [0]  # the row is left out while the engine goes to sleep
+    made.done()
+    made.take(ControlDone, op=plan.ops[0].op)
+    samples = samples_of(made.log)
+    assert [(sample.work, sample.micros) for sample in samples] == [(Work().chunk(0, 3), 10)]
+
+
+def test_a_simulator_that_fails_and_a_planner_that_never_decides_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(SimExecutor, "_compute", lambda self, plan: [][0])
+        with pytest.raises(Stalled, match="step 1 failed on the simulator: .*IndexError"):
+            simulate([own(0, 0, 8, 2)], CONFIG, COST)
+    monkeypatch.setattr(loop, "decide", lambda state, t: None)
+    with pytest.raises(Stalled, match="2 requests live, 'r0' first, but nothing will happen any more"):
+        simulate([own(0, 0, 8, 2), own(1, 5, 8, 2)], CONFIG, COST)
 
 
 def test_too_few_steps_are_no_fit() -> None:

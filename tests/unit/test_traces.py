@@ -114,6 +114,37 @@ def test_sessions_wait_for_their_answers(tmp_path: Path) -> None:
     assert len(read_trace(tmp_path / "one.json").jobs) == 3
 
 
+def test_a_session_may_be_written_over_lines_and_its_sub_agents_are_passed_over(tmp_path: Path) -> None:
+    whole = session("one")
+    whole["requests"].insert(1, {"t": 5.0, "type": "sub-agent", "requests": []})
+    (tmp_path / "one.json").write_text(json.dumps(whole, indent=2))
+    trace = read_trace(tmp_path / "one.json")
+    assert trace.kind == "agent sessions"
+    assert [(job.rid, job.after) for job in trace.jobs] == [
+        ("one/0", None), ("one/2", "one/0"), ("one/3", "one/2"),
+    ]  # fmt: skip
+
+
+def test_what_a_sessions_blocks_do_not_reach_is_shared_with_nobody(tmp_path: Path) -> None:
+    whole = session("one")
+    for request, blocks in zip(whole["requests"], ([1], [1, 2], []), strict=True):
+        request["hash_ids"] = blocks  # the first has 100 tokens, a block 64: its second block has no name
+    (tmp_path / "one.json").write_text(json.dumps(whole))
+    (tmp_path / "two.json").write_text(json.dumps({**whole, "id": "two"}))
+    first, second, third = [prompt(job) for job in read_trace(tmp_path / "one.json").jobs]
+    assert first[:64] == second[:64] and first[64:] != second[64:100] and len(set(first)) == 100
+    assert third[:64] != first[:64] and third != [prompt(job) for job in read_trace(tmp_path).jobs][-1]
+
+
+def test_empty_lines_are_passed_over_and_counted(tmp_path: Path) -> None:
+    path = tmp_path / "m.jsonl"
+    path.write_text("\n\n".join(json.dumps(row) for row in MOONCAKE) + "\n\n")
+    assert [job.rid for job in read_trace(path).jobs] == ["m0", "m2", "m4"]
+    path.write_text(json.dumps(MOONCAKE[0]) + "\n\n{}\n")
+    with pytest.raises(TraceError, match="line 3: KeyError"):
+        read_trace(path)
+
+
 def test_a_rate_replaces_the_arrivals(tmp_path: Path) -> None:
     path = lines(tmp_path / "m.jsonl", *[{**MOONCAKE[2], "timestamp": 0}] * 400)
     times = [job.t for job in read_trace(path, rate=10.0).jobs]
@@ -135,6 +166,9 @@ def test_a_rate_replaces_the_arrivals(tmp_path: Path) -> None:
         ('{"input_toks": 2, "output_toks": 1, "arrival_time_ns": 0, "input_tok_ids": [1]}\n', "there are 1 ids"),
         ('{"body": {}}\n', "KeyError"),
         ('{"block_size": 0, "hash_id_scope": "local", "requests": []}', "at least 1"),
+        ('[{"conversations": []}]', "conversation 0: ValueError"),
+        ('[{"id": "c"}]', "conversation 0: KeyError: 'conversations'"),
+        ('[7]', "conversation 0: TypeError"),
         ('{"input_toks": 1, "output_toks": 1, "queued_ts": 0}\nnot json\n', "line 2"),
     ],
 )
@@ -146,5 +180,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, content: str, said: str) -> None
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match=r"a folder without \*\.json files"):
+        read_trace(tmp_path)
     with pytest.raises(TraceError):
         read_trace(tmp_path / "none")

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leftfold.events import Abort, Admit, EventLog, SamplingParams
+from leftfold.events import Abort, Admit, EventLog, Retention, SamplingParams, prune
 from leftfold.executor.cost import CostModel
 from leftfold.fsm import Config
-from leftfold.replay.errors import SettingsError
+from leftfold.replay.errors import NotStarted, SettingsError
 from leftfold.replay.simulating import simulate
 from leftfold.replay.simulating.fit import fit, samples_of
 from leftfold.replay.simulating.jobs import drawn_prompt, job
 from leftfold.replay.simulating.whatif import recording, what_if
+from leftfold.replay.snapshots import whole
+from leftfold.replay.timeline import timelines
 from tests.logs import CONFIG, Recorder
+from tests.unit.test_log_snapshots import log_with_snapshots
 
 COST = CostModel({"step": 1000.0, "row": 100.0, "token": 10.0}, "made up")
 LIMITS = Config(num_pages=60, page_size=4, max_running=4, max_batch_tokens=16, max_model_len=96)
@@ -108,6 +112,60 @@ def test_choices_of_unequal_length_stay_so() -> None:
     assert tokens[0] != tokens[1]
     changed = what_if(recorded, COST, {})["changed"]
     assert changed["output_tokens"] == sum(tokens)
+
+
+@pytest.mark.parametrize(("fields", "params"), [
+    ({"prompt": []}, {}), ({}, {"n": 0}), ({}, {"n": "2"}), ({}, {"n": 10**9}), ({}, {"max_tokens": "x"}),
+])  # fmt: skip
+def test_who_was_refused_is_refused_again(fields: dict[str, Any], params: dict[str, Any]) -> None:
+    story = Story()
+    story.made.take(Admit, **{"rid": "wrong", "prompt": [1, 2], "params": SamplingParams(**params), **fields})
+    story.made.admit("a", [1, 2, 3])
+    story.made.run()
+    table = what_if(story.recorded(), COST, {})
+    assert [found["ended"] for found in table.values()] == [{"error": 1, "length": 1}] * 3
+    assert [line.reason for line in timelines(story.made.log, "wrong")] == ["error"]
+
+
+def test_an_id_that_comes_again_while_it_lives_is_one_request() -> None:
+    story = Story()
+    story.made.admit("a", [1, 2, 3])
+    story.made.run(2)
+    story.made.admit("a", [4, 5])
+    story.made.run()
+    story.made.admit("a", [4, 5])
+    story.made.run()
+    recorded = story.recorded()
+    assert [(one.rid, one.prompt_tokens) for one in recorded.jobs] == [("0:a", 3), ("1:a", 2)]
+    assert what_if(recorded, COST, {})["simulated"]["ended"] == {"length": 2}
+
+
+def test_deadlines_hold_in_virtual_time() -> None:
+    story = Story()
+    made = story.made
+    made.take(Admit, rid="slow", prompt=[1, 2, 3], params=SamplingParams(max_tokens=20), deadline=6000)
+    made.run()
+    made.take(Admit, rid="stuck", prompt=[1, 2, 3], params=SamplingParams(max_tokens=20), queue_deadline=100)
+    made.run()
+    recorded = story.recorded()
+    assert recorded.figures.as_dict()["ended"] == {"length": 2}
+    found = simulate(recorded.jobs, recorded.config, COST, tape=recorded.tape).meter.services
+    slow = found["0:slow", 0, 0]
+    assert (slow.reason, slow.ended - slow.arrived) == ("deadline", 6000) and 0 < slow.tokens < 20
+    assert found["1:stuck", 0, 0].reason == "deadline", "a step ran when it came, and longer than it would wait"
+
+
+def test_what_lived_before_a_log_begins_is_no_part_of_the_workload(tmp_path: Path) -> None:
+    log_with_snapshots(tmp_path, every=3)
+    assert prune(tmp_path, Retention(size=0), 4e9)
+    log = EventLog.read(tmp_path)
+    begun = {key[0] for key in whole(log)[0].state.live}  # type: ignore[union-attr]
+    assert begun and not begun & {job.rid.partition(":")[2] for job in recording(log).jobs}
+
+
+def test_an_empty_log_is_no_workload() -> None:
+    with pytest.raises(NotStarted, match="holds no Started"):
+        recording(EventLog.memory())
 
 
 def test_what_is_not_taken_over_is_counted() -> None:
