@@ -12,6 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from leftfold.events import Admit, Event, Started, Tick, encode
 from leftfold.fsm import ConfigError
@@ -138,11 +141,17 @@ class _Shrinker:
         return [Tick(t=event.t) if isinstance(event, Tick) else event for event in events]
 
 
+def _listed(prompt: Any) -> Any:
+    """Token ids as a list; what is none stays as it is."""
+    if isinstance(prompt, np.ndarray):
+        return prompt.tolist()
+    return list(prompt) if isinstance(prompt, tuple) else prompt
+
+
 def _simpler(event: Event) -> Iterator[Event]:
     if isinstance(event, Admit):
         yield replace(event, params=plain_params(event.params), want=None)
-        prompt = [int(token) for token in event.prompt]
-        for less in smaller(prompt):
+        for less in smaller(_listed(event.prompt)):
             yield replace(event, prompt=less)
         for tokens in smaller(event.params.max_tokens):
             yield replace(event, params=replace(event.params, max_tokens=tokens))

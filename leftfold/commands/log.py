@@ -143,9 +143,9 @@ def _figures(reader: LogReader, folder: Path) -> dict[str, Any]:
         last_t = record.get("t", 0)
         first_t = last_t if first_t is None else first_t
         if kind == "admit":
-            prompt += len(record.get("prompt", ()))
+            prompt += _listed(record.get("prompt"))
         elif kind == "forward_done":
-            generated += len(record.get("tokens", ()))
+            generated += _listed(record.get("tokens"))
     segments = sorted(folder.glob("[0-9]*.jsonl*"))
     return {
         "events": kinds.total(), "first_seq": reader.first_seq, "segments": len(segments),
@@ -155,6 +155,11 @@ def _figures(reader: LogReader, folder: Path) -> dict[str, Any]:
         "prompt_tokens": prompt, "sampled_tokens": generated, "types": dict(kinds.most_common()),
         "type_bytes": dict(sizes),
     }  # fmt: skip
+
+
+def _listed(value: Any) -> int:
+    """How many tokens a record lists; what a client or an executor gave instead of a list holds none."""
+    return len(value) if isinstance(value, list) else 0
 
 
 # verify

@@ -112,6 +112,38 @@ def test_stat_counts_what_there_is(folder: Path, said: Said) -> None:
     assert "events " in said("log", "stat", folder)[1]
 
 
+ODD = [
+    *({"prompt": prompt} for prompt in (None, 5, "text", [1.5], [[1], [2]])),
+    *({"params": SamplingParams(n=n)} for n in ("2", 10**9)), {"params": SamplingParams(max_tokens="x")},  # type: ignore[arg-type]
+    {"params": SamplingParams(stop_token_ids=5)}, {"deadline": "x"}, {"cache": 5},  # type: ignore[arg-type]
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", ODD)
+def test_every_tool_reads_a_log_with_an_odd_request(tmp_path: Path, said: Said, fields: dict[str, Any]) -> None:
+    """Whatever a client sends is logged and refused; nobody who looks at it afterwards stumbles over it."""
+    folder = tmp_path / "log"
+    with EventLog.open(folder) as log:
+        made = Recorder(log)
+        made.take(Admit, **{"rid": "odd", "prompt": [1, 2, 3], **fields})
+        made.admit("b", [1, 2, 3], max_tokens=20)
+        made.run()
+    code, found = said.json("log", "stat", folder)
+    assert code == 0 and found["types"]["admit"] == 2
+    for words in (
+        ("verify", folder), ("show", folder), ("show", folder, "--rid", "odd"), ("timeline", folder, "odd"),
+        ("explain", folder, "odd"), ("trace", folder, "-o", tmp_path / "trace"), ("diff", folder, folder),
+        ("report", folder, "-o", tmp_path / "page"), ("whatif", folder, "--set", "max_running=2"),
+    ):  # fmt: skip
+        code, text = said("replay", *words)
+        assert code == 0, (words, text)
+    assert said("log", "export", folder, tmp_path / "out")[0] == 0
+    rows = {row["rid"]: row["finish_reason"] for row in rows_of(tmp_path / "out" / "requests.csv")}
+    assert rows == {"odd": "error", "b": "length"}
+    assert said("log", "sanitize", folder, tmp_path / "copy")[0] == 0
+    assert said("replay", "verify", tmp_path / "copy")[0] == 0
+
+
 def test_verify_names_segment_line_and_byte(folder: Path, said: Said) -> None:
     assert said("log", "verify", folder)[0] == 0
     second = segments(folder)[1]

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import leftfold.fsm.planner
@@ -186,6 +187,23 @@ def written(path: Path) -> Any:
     (name,) = [name for name in scope if name.startswith("test_")]
     assert path.stem == name
     return scope[name]
+
+
+@pytest.mark.parametrize("prompt", [None, 5, "text", {"a": 1}, [[1], [2]], [1.5], (-7, -7), np.array([[1, 2]])])
+def test_a_prompt_that_is_none_is_as_small_as_it_gets(prompt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Recorder(EventLog.memory())
+    made.admit("b", [1, 2, 3])
+    made.take(Admit, rid="odd", prompt=prompt)
+    made.run()
+
+    def check(self: State, thorough: bool = True) -> None:
+        if self.counts["refused"]:
+            raise InvariantViolation("planted: somebody was refused")
+
+    monkeypatch.setattr(State, "check", check)
+    shrunk = shrink(items_of(made.log), "violation")
+    assert [getattr(event, "rid", None) for event in shrunk.events] == [None, "odd"]
+    assert shrunk.text == "InvariantViolation: planted: somebody was refused"
 
 
 def test_a_planner_that_fails_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
