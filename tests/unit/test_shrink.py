@@ -206,6 +206,18 @@ def test_a_prompt_that_is_none_is_as_small_as_it_gets(prompt: Any, monkeypatch: 
     assert shrunk.text == "InvariantViolation: planted: somebody was refused"
 
 
+def test_prompts_that_no_log_has_read_back_are_cut_as_well() -> None:
+    """An event made here may hold an array, where one that was read holds a list."""
+    items = [
+        Item(0, Started(t=0, config=CONFIG.as_dict())),
+        Item(1, Admit(t=1, rid="a", prompt=np.arange(4, dtype=np.int32))),
+        Item(2, Admit(t=2, rid="b", prompt=np.arange(9, dtype=np.int32))),
+    ]
+    shrunk = shrink(items, "predicate", predicate=long_prompt_second)
+    prompts = [event.prompt for event in shrunk.events if isinstance(event, Admit)]
+    assert prompts == [[1], [1] * 6]
+
+
 def test_a_planner_that_fails_is_a_violation(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(state: State, t: int) -> Any:
         if state.next_step == 3:
