@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from leftfold.events import EventLog, LogDamaged, log, walk
+from leftfold.events import EventLog, LogDamaged, LogReader, SnapshotBad, Tick, log, walk
 from leftfold.events.walk import Tail
 from leftfold.replay import snapshots
 from leftfold.replay.fuzzing import PROFILES, DurableWorld, fuzz, shrink, source_of, write_log
-from leftfold.replay.fuzzing.disk import DAMAGES, DiskStore
+from leftfold.replay.fuzzing.disk import DAMAGES, DiskStore, SimDisk, contents
 from leftfold.replay.verify import verify
 
 LIMITS: dict[str, Any] = {
@@ -117,11 +117,40 @@ def busy() -> DurableWorld:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_no_damage_at_rest_goes_unnoticed_wherever_it_is(damage: str) -> None:
-    size = sum(map(len, [file.content for file in busy().disk.files.values()]))
-    for at in range(0, size, 37):
+    sizes = {name: len(content) for name, content in contents(busy().disk).items()}
+    segments = sum(sizes[name] for name in busy().disk.files)
+    for at in (*range(0, segments, 37), *range(segments, sum(sizes.values()), 307)):  # snapshots come after segments
         world = busy()
         world.crash(damage=damage, at=at, other=at // 7)
         world.finish()
+
+
+def test_damage_at_two_places_is_told_at_each_and_what_stands_before_them_goes_on() -> None:
+    """The opening looks at the end first: the earlier place is named once the later one is cut off."""
+    world = busy()
+    first, second = 2082, 2718
+    assert world.disk.damage("zeros", second, 0)
+    world.crash(damage="zeros", at=first)
+    assert sum(world.disk.sizes().values()) < second
+    world.finish()
+
+
+def test_a_disk_that_lies_makes_nothing_safe_when_a_log_is_opened() -> None:
+    disk = SimDisk()
+    with EventLog(store=DiskStore(disk)) as written:
+        written.append(Tick(t=1))
+    (file,) = disk.files.values()
+    file.safe, disk.lies = 0, True
+    DiskStore(disk).confirm("00000001.jsonl")
+    assert file.safe == 0
+    disk.lies = False
+    DiskStore(disk).confirm("00000001.jsonl")
+    assert file.safe == len(file.content)
+
+
+def test_a_snapshot_that_is_not_on_the_disk_cannot_be_read() -> None:
+    with pytest.raises(SnapshotBad, match="snapshot-3.* cannot be read.*there is no such snapshot"):
+        LogReader(DiskStore(SimDisk())).snapshot(3)
 
 
 def test_a_crash_in_the_middle_of_any_write_loses_only_what_was_not_safe() -> None:

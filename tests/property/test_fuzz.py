@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import subprocess
@@ -9,6 +10,8 @@ import sys
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +26,8 @@ from leftfold.replay.fuzzing import (
     PROFILES,
     Run,
     Tally,
+    core,
+    crew,
     execute,
     fuzz,
     fuzz_together,
@@ -108,6 +113,44 @@ def test_a_process_that_dies_is_told(monkeypatch: pytest.MonkeyPatch, capsys: py
     monkeypatch.setattr(reducer, "decide", lambda state, t: os._exit(7))
     assert _run_command("--runs", "600", "--seed", "1", "--jobs", "2") == 1
     assert "one of the processes died with exit code 7" in capsys.readouterr().err
+
+
+def test_what_a_process_found_and_the_run_made_again_does_not_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _stop_ids_are_forgotten(monkeypatch)
+    monkeypatch.setattr(crew, "made_again", lambda seed, number, profile: Run({}, []))
+    assert _run_command("--runs", "600", "--seed", "3", "--jobs", "2") == 1
+    assert "of seed 3 found something, and nothing when it was made again" in capsys.readouterr().err
+
+
+def test_where_a_process_cannot_begin_those_that_did_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[ForkProcess] = []
+    start = ForkProcess.start
+
+    def one_of_two(self: ForkProcess) -> None:
+        if begun:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+        begun.append(self)
+        start(self)
+
+    monkeypatch.setattr(ForkProcess, "start", one_of_two)
+    with pytest.raises(OSError, match="Resource temporarily unavailable"):
+        fuzz_together(2, 11, lambda tally: True)
+    (process,) = begun
+    assert not process.is_alive()
+
+
+def test_a_run_that_is_seldom_looked_at_is_the_same_run() -> None:
+    looks: list[bool] = []
+    runs = []
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(core, "check", lambda state, thorough: looks.append(thorough))
+        for checks in (1, 16):
+            looks.clear()
+            runs.append(random_run(run_seed(6, 1), False, replace(PROFILES["lite"], checks=checks)))
+            assert runs[-1].fault is None and len(looks) == runs[-1].events // checks > 0
+    assert runs[0].commands == runs[1].commands and runs[0].events == runs[1].events
 
 
 def execute_steps(seed: int, number: int) -> int:
@@ -265,6 +308,23 @@ def test_shrinking_keeps_the_kind_and_drops_what_plays_no_part() -> None:
     assert small.config["num_pages"] == 1
 
 
+def test_shrinking_ends_when_its_tries_are_spent() -> None:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        _stop_ids_are_forgotten(monkeypatch)
+        config = {"num_pages": 20, "page_size": 4, "max_running": 3, "max_batch_tokens": 16, "max_model_len": 60}
+        found = execute(config, [*_stopped_at_once(config), ("finish", {})])
+        tried: list[int] = []
+        small = shrink(found, lambda tries: tried.append(tries) or tries < 2)  # type: ignore[func-returns-value]
+    assert tried == [0, 1, 2] and small.kind == found.kind == "finish-reason"
+    assert len(small.commands) <= len(found.commands)
+
+
+def test_what_makes_no_world_is_the_finding() -> None:
+    config = {"num_pages": 0, "page_size": 4, "max_running": 3, "max_batch_tokens": 16, "max_model_len": 60}
+    run = execute(config, [("steps", {})])
+    assert (run.kind, run.steps, run.events) == ("ConfigError", 0, 0) and "num_pages 0" in str(run.fault)
+
+
 def _stopped_at_once(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     from leftfold.executor.oracle import expected_tokens
 
@@ -273,12 +333,16 @@ def _stopped_at_once(config: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]
 
 
 def test_a_written_test_is_readable() -> None:
-    commands = [("admit", {"rid": "a", "prompt": [1] * 80, "max_tokens": 2}), ("steps", {"count": 2})]
+    commands = [
+        ("admit", {"rid": "a", "prompt": [1] * 80, "max_tokens": 2}), ("steps", {"count": 2}),
+        ("start", {"kept": ["device", 'a "word"']}),
+    ]  # fmt: skip
     text = source_of(
         Run({"num_pages": 2, "policy": "fcfs", "vocab_size": None}, commands, 0, 0, ValueError("x")), "again"
     )
     assert 'world = World(num_pages=2, policy="fcfs")' in text
     assert "world.steps(count=2)" in text
+    assert r'world.start(kept=["device", "a \"word\""])' in text
     assert max(map(len, text.splitlines())) <= 120
     compile(text, "found", "exec")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 from argparse import ArgumentParser
 from pathlib import Path
 from random import Random
+from typing import Any, NoReturn
 
 import pytest
 
@@ -127,6 +129,7 @@ def test_without_a_catalogue_it_says_so(
         (HARMLESS.replace("demand", "nobody"), "there is no nobody in fsm/limits.py"),
         (HARMLESS.replace("fsm/limits.py", "fsm/nothing.py"), "cannot read"),
         (HARMLESS.replace("story", "tale"), "is no catalogue of mutants"),
+        (f"{HARMLESS}\n[[mutant]]\n{HARMLESS}", "mutants harmless stand twice in"),
     ],
 )
 def test_an_entry_that_is_none_is_told(
@@ -135,6 +138,51 @@ def test_an_entry_that_is_none_is_told(
     planted_catalogue(tmp_path, monkeypatch, broken)
     assert command("--mutants") == 2
     assert why in capsys.readouterr().err
+
+
+def test_small_changes_are_not_drawn_without_the_sources_tests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(catalogue, "PACKAGE", tmp_path / "leftfold")
+    assert command("--sampled", "3") == 2
+    told = capsys.readouterr()
+    assert not told.out and "there is no catalogue of mutants at" in told.err
+
+
+def _no_answer(*command: object, **options: object) -> NoReturn:
+    raise subprocess.TimeoutExpired("trial", 1)
+
+
+def _half_an_answer(*command: object, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.CompletedProcess("trial", -11, '{"caught": tr', "Segmentation fault\n")
+
+
+@pytest.mark.parametrize(
+    ("run", "says"), [(_no_answer, "no answer"), (_half_an_answer, "exit code -11: Segmentation fault")]
+)
+def test_a_trial_without_an_answer_is_no_catch_and_is_told(
+    run: Any, says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(subprocess, "run", run)
+    assert command("--mutants", "--only", "release-loses-the-slot", "--seconds", "1") == 1
+    shown = capsys.readouterr().out
+    assert "MISSED" in shown and f"could not be tried: {says}" in shown and "0 of 1 caught" in shown
+
+
+def test_a_change_of_what_no_run_imports_is_left_to_the_tests(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def answers(planted: Any, **job: Any) -> dict[str, Any]:
+        asked.append(job)
+        if "suite" in job:
+            return {"passed": False, "failed": ["FAILED tests/unit/test_some.py::test_it"], "seconds": 2.0}
+        return {"caught": False, "runs": 3, "steps": 20, "seconds": 1.0, "planted": False}
+
+    monkeypatch.setattr("leftfold.replay.mutants.command.trial", answers)
+    change = next(iter(changes(PACKAGE / "events" / "compaction.py")))
+    row = noticed(change, 1, 8.0, home().parent)
+    assert [job.get("profile") for job in asked] == ["faults", None], "the other profile would not import it either"
+    assert row["caught"] and row["kind"] == "tests" and "test_some" in row["message"] and row["seconds"] == 3.0
 
 
 def test_mutants_are_chosen_by_name_class_or_pattern() -> None:

@@ -109,6 +109,17 @@ def test_a_plan_may_choose_any_free_slot() -> None:
     assert state.live["b", 0, 0].seat is state.by_slot[slot]
 
 
+def test_odd_requests_are_refused_and_a_wrong_result_of_no_step_does_nothing() -> None:
+    world = world_of()
+    world.admit("a", [1, 2], 0)
+    world.admit("b", [1, -2])
+    assert [world.ended[rid, 0, 0].finish_reason for rid in "ab"] == [FinishReason.ERROR] * 2
+    events = len(world.log)
+    world.spoiled("digest")
+    assert len(world.log) == events and world.state.executor_present
+    world.finish()
+
+
 @pytest.mark.parametrize("kind", [tuple, np.array])
 def test_columns_of_a_plan_need_not_be_lists(kind: Callable[[Sequence[int]], Any]) -> None:
     """Another planner may give arrays: the state is the same."""
