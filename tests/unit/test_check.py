@@ -9,7 +9,6 @@ import pytest
 
 from leftfold.events import Abort, Admit, ForwardDone, SamplingParams, Tick
 from leftfold.fsm import Config, InvariantViolation, State, step
-from leftfold.fsm.audit import audit
 from leftfold.fsm.request import Request, Seat
 
 CONFIG = Config(
@@ -287,66 +286,3 @@ def test_a_bound_on_what_a_request_finds_that_is_too_low_is_found() -> None:
     request.seen = (found - 1, published)
     with pytest.raises(InvariantViolation, match="'g'.* finds"):
         state.check()
-
-
-def under_another_name(state: State) -> None:
-    state.live["x", 0, 0] = state.live.pop(("d", 0, 0))
-
-
-def seat_that_somebody_else_has(state: State) -> None:
-    state.by_slot[seat(state, "a").slot] = seat(state, "b")
-
-
-def waits_with_tokens(state: State) -> None:
-    live(state, "d").prompt_len -= 1
-
-
-def line_by_arrival_misses_one(state: State) -> None:
-    state.waiting._by_arrival.remove((live(state, "d").arrival,))
-
-
-def deadline_of_somebody_else(state: State) -> None:
-    request = live(state, "a")
-    state.deadlines.remove((request.deadline_at, request.arrival, 0))
-    state.deadlines.add((request.deadline_at, request.arrival, 0), live(state, "e"))
-
-
-def no_newest_token(state: State) -> None:
-    state.columns.last[seat(state, "a").slot] = -1
-
-
-def row_twice_in_a_step(state: State) -> None:
-    rows = state.in_flight[1].rows
-    rows.chunks = [*rows.chunks, *rows.chunks]
-
-
-def planned_beyond_what_flies(state: State) -> None:
-    state.columns.planned[seat(state, "c").slot] += 1
-
-
-def operation_that_is_to_come(state: State) -> None:
-    state.in_flight[0].ops = (state.next_op,)
-
-
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (under_another_name, r"live request \('x', 0, 0\) is \('d', 0, 0\)"),
-        (seat_that_somebody_else_has, r"live request \('a', 0, 0\) has a seat that is not in the rows"),
-        (waits_with_tokens, r"live request \('d', 0, 0\) waits as if it had never run, and has tokens"),
-        (line_by_arrival_misses_one, "the line by arrival holds not those that have no seat"),
-        (deadline_of_somebody_else, r"deadline .* leads to \('e', 0, 0\)"),
-        (no_newest_token, "row 'a' has -1 for its newest token"),
-        (row_twice_in_a_step, "names slots .*, its column says"),
-        (planned_beyond_what_flies, "row 'c': .* planned, .* computed or in flight"),
-        (operation_that_is_to_come, "operations .* are known, 1 is next"),
-    ],
-    ids=lambda one: one.__name__ if callable(one) else "",
-)
-def test_the_audit_alone_names_what_is_wrong(spoil: Callable[[State], None], says: str) -> None:
-    """The cheaper checks before it may find the same, so it is asked directly."""
-    state = busy()
-    audit(state)
-    spoil(state)
-    with pytest.raises(InvariantViolation, match=says):
-        audit(state)
