@@ -83,6 +83,8 @@ class Turns:
                 raise Violation("victim", f"{victim.key} gives way to nobody of a higher class")
         # Rows that a step in flight names give way after it: this plan leaves them out.
         leaving = [*plan.preempt, *(chunk.slot for chunk in plan.chunks if not chunk.length)]
+        ending = [state.live[end.rid, end.epoch, end.choice].seat for end in plan.ends]
+        leaving += [seat.slot for seat in ending if seat is not None]
         if not any(self._fits(state, client, leaving) for client in line if client.priority > worst):
             raise Violation("victim", f"{[victim.key for victim in victims]} give way to somebody who does not fit")
         if not state.in_flight and not state.prefilling and not plan.join:

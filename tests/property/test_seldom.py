@@ -231,3 +231,16 @@ def test_a_prompt_held_back_for_a_higher_class_is_held_back_once_though_a_row_ne
     assert [join.rid for join in newest(world).join] == ["high"]
     world.finish()
     assert {output.finish_reason for output in world.ended.values()} == {FinishReason.LENGTH}
+
+
+def test_room_made_by_a_deadline_and_by_giving_way_is_looked_at_as_one() -> None:
+    world = world_of(policy="priority", num_pages=5)
+    world.admit("late", [1] * 3, 9, deadline=50)
+    world.admit("low", [2] * 10, 9)
+    world.tick()
+    world.done()
+    world.admit("high", [3] * 17, 3, priority=1)
+    world.wait(50)
+    world.tick()
+    assert world.state.counts["preemptions"] == 1 and ("late", 0, 0) not in world.state.live
+    world.finish()
