@@ -28,13 +28,22 @@ def pack(units: torch.Tensor, depth: int) -> torch.Tensor:
     b = torch.floor(low + 0.5)
     fraction = low + 0.5 - b
     c = torch.where(m > 0, torch.floor(fraction * 65536.0 / m.clamp(min=1.0)).clamp(max=255.0), 0.0)
-    lost = fraction - torch.floor(c * m / 256.0) / 256.0  # of tiny steps, whose c is at its end
-    up = 1.0 - fraction < lost
+    up = _fits_better(m, c, index, units=low - b, step=step)  # of tiny steps, whose c is at its end
     b, c = torch.where(up, b + 1.0, b), torch.where(up, 0.0, c)
     own = torch.stack((m % 256.0, torch.floor(m / 256.0), c, b % 256.0), dim=-1).to(torch.uint8)
     blocks, count = len(units) // OUTPUTS, len(real)
     halves = own.view(blocks, OUTPUTS, count, 2, 2).permute(0, 2, 3, 1, 4).reshape(blocks, count, 64)
     return torch.cat((_nibbles(index.view(blocks, OUTPUTS, count, GROUP)), halves), dim=-1)
+
+
+def _fits_better(
+    m: torch.Tensor, c: torch.Tensor, index: torch.Tensor, units: torch.Tensor, step: torch.Tensor
+) -> torch.Tensor:
+    """Where with a b that is one more, and no c, no weight of a group is as far off; `units + index · step`, less b."""
+    wanted = units[..., None] + index * step[..., None]
+    below = torch.floor((256.0 * index + c[..., None]) * m[..., None] / 65536.0) - wanted
+    above = torch.floor(index * m[..., None] / 256.0) + 1.0 - wanted
+    return above.abs().amax(-1) < below.abs().amax(-1)
 
 
 def unpack(packed: torch.Tensor) -> torch.Tensor:

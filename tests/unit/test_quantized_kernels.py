@@ -82,9 +82,11 @@ def test_weights_of_4_bits_keep_what_was_in_4_bits(lowest: int, levels: int) -> 
     assert torch.equal(packed.offset[:96], 128 * packed.plain().sum(1, dtype=torch.int32))
 
 
-def test_weights_of_4_bits_are_near_any_weights() -> None:
-    weight = torch.randn(45, 80) * torch.logspace(-4, 2, 80)
-    weight[7], weight[9, :32], weight[11, 3] = 0.0, 1.0, float("inf")
+@pytest.mark.parametrize("same", [1.0, 0.7, 1.5, -0.6])
+def test_weights_of_4_bits_are_near_any_weights(same: float) -> None:
+    weight = torch.randn(45, 80, generator=torch.Generator().manual_seed(round(same * 10))) * torch.logspace(-4, 2, 80)
+    weight[7], weight[9, :32], weight[11, 3] = 0.0, same, float("inf")
+    weight[9, 70] = 127.0  # so that its weights are told in units of one
     packed = pack(weight, bits=4)
     plain = packed.plain().float()
     assert packed.weight.shape == (4, 4, 320) and plain.abs().max() <= 127
@@ -97,7 +99,7 @@ def test_weights_of_4_bits_are_near_any_weights() -> None:
         sixteen = low + step * torch.round((group - low) / step.clamp(min=1e-30))
         off = (near[rest, first : first + 32] - group).square().mean(1).sqrt()
         assert bool((off <= (sixteen - group).square().mean(1).sqrt() + 0.75 * packed.scale[rest]).all())
-    assert not plain[7].any() and torch.allclose(near[9, :32], torch.ones(32), atol=float(packed.scale[9]))
+    assert not plain[7].any() and plain[9, :32].tolist() == [float(round(same / float(packed.scale[9])))] * 32
 
 
 def test_unpacking_is_what_the_format_says() -> None:

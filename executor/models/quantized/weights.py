@@ -16,7 +16,7 @@ from leftfold.kernels.cpu.packing import Packed, pack, take_turns
 
 logger = logging.getLogger("leftfold.executor")
 
-FORMAT = 1
+FORMAT = 2
 """Of converted weights: another one for another way to quantize or to pack."""
 LINEARS = ("qkv", "output", "gate_up", "down")
 NORMS = ("attention_norm", "q_norm", "k_norm", "mlp_norm")
