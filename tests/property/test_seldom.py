@@ -244,3 +244,13 @@ def test_room_made_by_a_deadline_and_by_giving_way_is_looked_at_as_one() -> None
     world.tick()
     assert world.state.counts["preemptions"] == 1 and ("late", 0, 0) not in world.state.live
     world.finish()
+
+
+def test_a_plan_for_another_operation_than_the_next_is_refused() -> None:
+    world = world_of()
+    world.admit("a", [1, 2, 3], 4)
+    world.control(kind="Call")
+    plan = decide(world.state, world.t)
+    assert plan is not None and plan.ops and plan.join
+    world.spoiled_plan("order")  # raises if it is taken, or changes anything
+    world.finish()
