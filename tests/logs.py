@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from leftfold.events import Abort, Admit, Event, EventLog, ExecutorLost, ForwardDone, SamplingParams, Started, Tick
+from leftfold.events import (
+    Abort,
+    Admit,
+    ControlDone,
+    Event,
+    EventLog,
+    ExecutorLost,
+    ForwardDone,
+    SamplingParams,
+    Started,
+    Tick,
+)
 from leftfold.fsm import Config, State, decide, step
 
 CONFIG = Config(num_pages=8, page_size=4, max_running=3, max_batch_tokens=8, max_model_len=32)
@@ -53,6 +64,13 @@ class Recorder:
         plan = self.flights.popleft()
         tokens = [(plan.step * 7 + row.slot) % 50 for row in plan.rows if row.samples]
         self.take(ForwardDone, step=plan.step, tokens=tokens, digest=plan.digest)
+
+    def operate(self, kind: type[Event], **fields: Any) -> None:
+        """A control call, and the operation that it needs, from its plan to its end."""
+        self.take(kind, **fields)
+        plan = self.tick()
+        self.done()
+        self.take(ControlDone, op=plan.ops[0].op)
 
     def fail(self) -> None:
         """The oldest step in flight fails, and with it the later ones."""

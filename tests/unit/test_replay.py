@@ -16,7 +16,6 @@ import leftfold.fsm.reducer
 import leftfold.replay.verify
 from leftfold.events import (
     Admit,
-    ControlDone,
     Event,
     EventLog,
     FlushCache,
@@ -417,14 +416,8 @@ def test_a_life_tells_of_control_calls_and_their_operations_while_it_lasts() -> 
     made.take(Resume, call="before")
     made.admit("a", [1, 2, 3], max_tokens=9)
     made.run(2)
-    made.take(Sleep, call="nap", tags=("kv",))
-    plan = made.tick()
-    made.done()
-    made.take(ControlDone, op=plan.ops[0].op)
-    made.take(Wake, call="up", tags=("kv",))
-    plan = made.tick()
-    made.done()
-    made.take(ControlDone, op=plan.ops[0].op)
+    made.operate(Sleep, call="nap", tags=("kv",))
+    made.operate(Wake, call="up", tags=("kv",))
     made.run()
     made.take(FlushCache, call="after")
     told = story.tell()

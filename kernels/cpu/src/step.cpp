@@ -88,7 +88,8 @@ struct LfEngine {
   private:
     void embed(const LfModel& m, int64_t id, float* x);
     void divide(const LfModel& m, const LfStep& s);
-    static double cost(const LfModel& m, int64_t context);
+    static double products(const LfModel& m);
+    static double looks(const LfModel& m, int64_t context);
     void cut(const LfModel& m, const LfStep& s);
     void place(const LfModel& m, const LfLayer& l, const LfStep& s, const LfMemory& memory, int token);
 };
@@ -111,23 +112,29 @@ void LfEngine::divide(const LfModel& m, const LfStep& s) {
     bound.assign(team + 1, s.tokens);
     bound[0] = 0;
     if (!apart) return;
+    const double each = products(m);
     std::vector<double> work(1, 0.0);  // of all tokens before
-    for (int token = 0; token < s.tokens; token++) work.push_back(work.back() + cost(m, s.positions[token] + 1));
+    for (int token = 0; token < s.tokens; token++) work.push_back(work.back() + each + looks(m, s.positions[token] + 1));
     for (int worker = 1, token = 0; worker < team; worker++) {
         while (work[token] < work.back() * worker / team) token++;
         bound[worker] = std::min((token + 4) / 8 * 8, s.tokens);
     }
 }
 
-// Of a token with so many to look at, itself among them, in products with a weight.
-double LfEngine::cost(const LfModel& m, int64_t context) {
+// Products with a weight that every token takes.
+double LfEngine::products(const LfModel& m) {
     double sum = 0;
-    for (int i = 0; i < m.layers; i++) {
-        const LfLayer& l = m.layer[i];
-        for (const LfLinear* part : {&l.qkv, &l.output, &l.gate_up, &l.down}) sum += double(part->outputs) * part->inputs;
-        sum += double(LOOK) * m.heads * (l.window && l.window < context ? l.window : context);
-    }
+    for (const LfLayer* l = m.layer; l < m.layer + m.layers; l++)
+        for (const LfLinear* part : {&l->qkv, &l->output, &l->gate_up, &l->down}) sum += double(part->outputs) * part->inputs;
     return sum;
+}
+
+// What a token with so many to look at, itself among them, takes beside these: as many products as take so long.
+double LfEngine::looks(const LfModel& m, int64_t context) {
+    int64_t seen = 0;
+    for (const LfLayer* l = m.layer; l < m.layer + m.layers; l++)
+        seen += l->window && l->window < context ? l->window : context;
+    return double(LOOK) * m.heads * seen;
 }
 
 // Pieces of at most 16 query vectors of one worker's rows; `pieces_of[worker]`: the first piece of each.
