@@ -62,6 +62,19 @@ def longest_prefix(state: State, waiting: Sequence[Request]) -> Request:
     return max(waiting, key=lambda request: (state.cached_pages(request), -request.arrival))
 
 
+def shortest_prefill(state: State, waiting: Sequence[Request]) -> Request:
+    """The one with the fewest tokens to compute before its next one; those that have begun to answer before all others,
+    since somebody reads along.
+    """
+    size = state.config.page_size
+
+    def place(request: Request) -> Rank:
+        known = len(request.tokens)
+        return (known == request.prompt_len, known - size * state.cached_pages(request), request.arrival)
+
+    return min(waiting, key=place)
+
+
 def least_served(state: State, waiting: Sequence[Request]) -> Request:
     """One of the tenant that has had the fewest tokens computed (virtual token counters, Sheng et al. 2024)."""
     served = state.served_tokens()
@@ -73,6 +86,7 @@ POLICIES: dict[str, Policy] = {
     "priority": Policy(priority, preempts=True),
     "lpm": Policy(fcfs, longest_prefix),
     "sjf": Policy(sjf),
+    "spf": Policy(fcfs, shortest_prefill),
     "fair": Policy(fcfs, least_served),
     "edf": Policy(edf),
 }

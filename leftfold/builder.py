@@ -245,9 +245,9 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
             tokens // page_size * page_size,
             max_model_len,
         )
-    depth = options.pipeline_depth
+    cuda, depth = machine.device.startswith("cuda"), options.pipeline_depth
     if depth is None:  # on a CPU planning takes under 1 % of a step, and a plan made early knows less
-        depth = 1 if machine.device.startswith("cuda") else 0
+        depth = 1 if cuda else 0
     return Config(
         num_pages=tokens // page_size,
         page_size=page_size,
@@ -256,7 +256,7 @@ def size_config(options: EngineOptions, model: ModelConfig, machine: Machine) ->
         max_model_len=max_model_len,
         max_chunk_tokens=options.max_chunk_tokens,
         pipeline_depth=depth,
-        policy=_policy(options.policy),
+        policy=_policy(options.policy or ("fcfs" if cuda else "spf")),
         prefix_cache=options.prefix_cache,
         max_queued_requests=options.max_queued_requests,
         max_queued_tokens=options.max_queued_tokens,

@@ -20,7 +20,8 @@ class EngineOptions:
     recovery needs, such as "7d" or "10GiB"; "none": everything. `snapshot_every`: events between snapshots, 0 for none.
     `resume`: requests that were live when the log ended go on; else they are aborted at the start. `quantization`:
     "int8", "int4", "none", or "auto": int8 on a CPU for files that are quantized already. `log_logprobs`: scores that
-    clients were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU.
+    clients were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU. `policy` None: "fcfs" on
+    CUDA, "spf" on a CPU.
     """
 
     model: str = "smollm2"
@@ -35,7 +36,7 @@ class EngineOptions:
     kv_tokens: int | None = None
     kv_memory: int | None = None
     page_size: int | None = None
-    policy: str = "fcfs"
+    policy: str | None = None
     pipeline_depth: int | None = None
     prefix_cache: bool = True
     dtype: str = "auto"

@@ -55,7 +55,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(limits, "--max-queued-requests", type=positive, help="refuse admissions beyond so many waiting requests")
     _add(limits, "--max-queued-tokens", type=positive, help="refuse admissions beyond so many waiting tokens")
     _add(limits, "--growth-horizon", type=natural, metavar="TOKENS", help="admit only with room for so much growth (0)")
-    _add(limits, "--policy", type=policy, metavar="NAME", help="who goes first (fcfs), or your module:function")
+    _add(limits, "--policy", type=policy, metavar="NAME", help="who is next (spf; fcfs on a GPU), or module:function")
     _add(limits, "--pipeline-depth", type=int, choices=(0, 1, 2), help="steps planned ahead (1 on CUDA, else 0)")
     memory = parser.add_argument_group("KV memory").add_mutually_exclusive_group()
     _add(memory, "--kv-tokens", type=positive, metavar="TOKENS", help="size of the KV cache in tokens")

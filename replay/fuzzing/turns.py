@@ -53,6 +53,8 @@ class Turns:
                 raise Violation("order", f"{last.key} joins before {best.key}, whose turn it is by {policy}")
         elif left and policy == "lpm":
             self._look_at_prefixes(state, joined[0], left)
+        elif left and policy == "spf":
+            self._look_at_prefills(state, joined[0], left)
         elif left and policy == "fair":
             self._look_at_shares(state, joined[0], left)
 
@@ -102,6 +104,16 @@ class Turns:
         found = {client.key: state.cached_pages(state.live[client.key]) for client in (first, *left)}
         if found[first.key] < max(found.values()):
             raise Violation("order", f"{first.key} joins first, found in the cache are {found} pages")
+
+    def _look_at_prefills(self, state: State, first: Client, left: Iterable[Client]) -> None:
+        """Who has begun to answer goes on first, then whoever has least to compute."""
+        size = state.config.page_size
+        work = {
+            client.key: (not client.heard, client.known - size * state.cached_pages(state.live[client.key]))
+            for client in (first, *left)
+        }
+        if work[first.key] > (least := min(work.values())):
+            raise Violation("order", f"{first.key} joins first (not begun, to compute: {work[first.key]}), not {least}")
 
     def _look_at_shares(self, state: State, first: Client, left: Iterable[Client]) -> None:
         served = state.served_tokens()

@@ -117,6 +117,13 @@ def test_limits_reach_the_config() -> None:
     assert (config.policy, config.prefix_cache) == ("priority", False)
 
 
+@pytest.mark.parametrize(("device", "policy", "depth"), [("cpu", "spf", 0), ("cuda:0", "fcfs", 1)])
+def test_order_and_depth_suit_the_device(device: str, policy: str, depth: int) -> None:
+    machine = Machine(device, "float32", free=1 << 34)
+    config, other = sized(machine), sized(machine, policy="edf")
+    assert (config.policy, config.pipeline_depth, other.policy) == (policy, depth, "edf")
+
+
 def test_options_are_taken_from_any_object_that_has_them() -> None:
     @dataclasses.dataclass
     class More:
