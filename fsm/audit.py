@@ -10,6 +10,7 @@ import numpy as np
 from leftfold.fsm.errors import InvariantViolation
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.prefix import extend_keys, page_key
+from leftfold.fsm.request import NEVER_LOOKED
 
 if TYPE_CHECKING:
     from leftfold.fsm.request import Request, Seat
@@ -158,15 +159,22 @@ def _check_keys(state: State) -> None:
 
 
 def _check_seen(state: State) -> None:
-    """Where nothing was published since a request was looked up, it finds no more pages than then."""
-    published, size = state.pool.published, state.config.page_size
+    """Where nothing was published since a request was looked up, it finds no more pages than then; a count of them that
+    is remembered is what counting gives.
+    """
+    published, ever, size = state.pool.published, state.pool.published_ever, state.config.page_size
     for request in state.waiting:
-        if request.seen is None or request.seen[1] != state.pool.published_ever:
+        bound = request.seen[0] if request.seen is not None and request.seen[1] == ever else None
+        remembers = request.reads_cache and request.looked is not NEVER_LOOKED
+        if bound is None and not remembers:
             continue
+        count = state.cached_pages(request) if remembers else 0
         keys = request.keys[: (len(request.tokens) - 1) // size]
         found = next((number for number, key in enumerate(keys) if key not in published), len(keys))
-        if found > request.seen[0]:
-            _fail(f"request {request.key} finds {found} pages, noted is that it finds {request.seen[0]} at most")
+        if bound is not None and found > bound:
+            _fail(f"request {request.key} finds {found} pages, noted is that it finds {bound} at most")
+        if remembers and found != count:
+            _fail(f"request {request.key} finds {found} pages, remembered are {count}")
 
 
 def _check_steps(state: State) -> None:

@@ -12,7 +12,7 @@ from leftfold.fsm.gate import CLOSING, GateTrigger, move_gate
 from leftfold.fsm.lifecycle import Trigger, advance
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
-from leftfold.fsm.request import Request
+from leftfold.fsm.request import NEVER_LOOKED, Request
 from leftfold.fsm.seating import put_back
 from leftfold.fsm.state import State
 
@@ -79,7 +79,7 @@ def _reconfigure(state: State, config: Config, outputs: Outputs) -> None:
     state.by_slot = [None] * config.slots
     for request in state.live.values():
         request.keys = []
-        request.seen = None  # the new pool counts anew
+        request.seen, request.looked = None, NEVER_LOOKED  # the new pool counts anew
         request.use_cache(config.prefix_cache)
         request.limit = min(request.limit, config.max_model_len, config.capacity + 1)
     rank_anew(state)

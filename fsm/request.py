@@ -19,6 +19,9 @@ def _stops(ids: tuple[int, ...]) -> tuple[frozenset[int], tuple[int, ...]]:
     return frozenset(ids), tuple([token for token in sorted({*ids}) if token < WATCHED])
 
 
+NEVER_LOOKED = ((-1, -1, -1), 0)
+
+
 class Seat:
     """One stay of a request in a slot. `pages` only grows, so a view of a plan may hold it for ever.
 
@@ -58,13 +61,14 @@ class Request:
     `root`. `leader`: the choice of the same request that computes the prompt first. `deadline_at`,
     `queue_deadline_at`: absolute µs, 0 for none. `failures`: failed steps in which it was alone. `cached`: prompt
     tokens that the prefix cache held at its first join (-1 before). `seen`: pages found when last looked up, and how
-    many had ever been published then: a bound on what can be found now, which changes no decision.
+    many had ever been published then: a bound on what can be found now, which changes no decision. `looked`: what its
+    cached pages were counted from last, and how many they were.
     """
 
     __slots__ = (
-        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "key", "keys", "leader", "limit", "params",
-        "phase", "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank", "reads_cache",
-        "rid", "root", "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
+        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "key", "keys", "leader", "limit", "looked",
+        "params", "phase", "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank",
+        "reads_cache", "rid", "root", "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
     )  # fmt: skip
 
     phase: Phase | None
@@ -92,6 +96,7 @@ class Request:
         self.wishes = (True, True)
         self.reads_cache = self.publishes = True
         self.seen: tuple[int, int] | None = None
+        self.looked = NEVER_LOOKED
         self.leader: Request | None = None
         self.salt = ""
         self.root = b""

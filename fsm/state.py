@@ -141,15 +141,19 @@ class State:
         return self.waiting.tokens
 
     def cached_pages(self, request: Request) -> int:
-        """Pages of a waiting request that the prefix cache holds now."""
+        """Pages of a waiting request that the prefix cache holds now; counted again when that can have changed."""
         if not request.reads_cache:
             return 0
+        published, known = self.pool.published, len(request.tokens)
+        basis = (known, self.pool.published_ever, len(published))  # while nothing is published, pages are only lost
+        if request.looked[0] == basis:
+            return request.looked[1]
         size = self.config.page_size
-        count = (len(request.tokens) - 1) // size
+        count, found = (known - 1) // size, 0
         extend_keys(request.keys, request.root, request.tokens, count, size)
-        published, found = self.pool.published, 0
         while found < count and request.keys[found] in published:
             found += 1
+        request.looked = (basis, found)
         return found
 
     def served_tokens(self) -> dict[str, int]:

@@ -36,6 +36,7 @@ FIELDS: dict[str, Sequence[dict[str, Any]]] = {
         {"set": {"max_running": 4, "max_batch_tokens": 8}},
         {"set": {"policy": "priority", "max_chunk_tokens": 2}},
         {"set": {"policy": "edf"}},
+        {"set": {"policy": "spf"}},
         {"set": {"pipeline_depth": 2}},
         {"set": {"pipeline_depth": 0, "growth_horizon": 4}},
         {"set": {"prefix_cache": False}},

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from leftfold.events import ExecutionPlan, Plan
 from leftfold.fsm import Config, State
+from leftfold.fsm.prefix import extend_keys
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
 from leftfold.replay.fuzzing.looks import client_in
@@ -23,6 +24,16 @@ PLACES: Mapping[str, Callable[[Client], Place]] = {
     "edf": lambda client: (client.deadline_at or FOR_EVER, client.serial),
 }
 """Policies that rank: who has the smallest place is next, and gives way last."""
+
+
+def cached_pages(state: State, client: Client) -> int:
+    """Pages that the prefix cache has for a client in line, counted anew."""
+    request, size = state.live[client.key], state.pool.page_size
+    if not request.reads_cache:
+        return 0
+    count, keys = (client.known - 1) // size, [*request.keys]
+    extend_keys(keys, request.root, request.tokens, count, size)
+    return next((number for number, key in enumerate(keys[:count]) if key not in state.pool.published), count)
 
 
 class Turns:
@@ -54,7 +65,7 @@ class Turns:
         elif left and policy == "lpm":
             self._look_at_prefixes(state, joined[0], left)
         elif left and policy == "spf":
-            self._look_at_prefills(state, joined[0], left)
+            self._look_at_prefills(state, joined, left)
         elif left and policy == "fair":
             self._look_at_shares(state, joined[0], left)
 
@@ -94,26 +105,29 @@ class Turns:
 
     def _fits(self, state: State, client: Client, leaving: Sequence[int]) -> bool:
         """Whether there are pages enough for what `client` knows, with those that only `leaving` (slots) hold."""
-        pool, request = state.pool, state.live[client.key]
+        pool = state.pool
         held = Counter(page for slot in leaving if (seat := state.by_slot[slot]) is not None for page in seat.pages)
         given = sum(count == pool.refs[page] for page, count in held.items())
         wanted = -(-client.known // pool.page_size)
-        return wanted - state.cached_pages(request) <= pool.usable + given
+        return wanted - cached_pages(state, client) <= pool.usable + given
 
     def _look_at_prefixes(self, state: State, first: Client, left: Iterable[Client]) -> None:
-        found = {client.key: state.cached_pages(state.live[client.key]) for client in (first, *left)}
+        found = {client.key: cached_pages(state, client) for client in (first, *left)}
         if found[first.key] < max(found.values()):
             raise Violation("order", f"{first.key} joins first, found in the cache are {found} pages")
 
-    def _look_at_prefills(self, state: State, first: Client, left: Iterable[Client]) -> None:
-        """Who has begun to answer goes on first, then whoever has least to compute."""
+    def _look_at_prefills(self, state: State, joined: Sequence[Client], left: Iterable[Client]) -> None:
+        """Who has begun to answer goes on first, then whoever has least to compute, then whoever came first."""
         size = state.config.page_size
-        work = {
-            client.key: (not client.heard, client.known - size * state.cached_pages(state.live[client.key]))
-            for client in (first, *left)
-        }
-        if work[first.key] > (least := min(work.values())):
-            raise Violation("order", f"{first.key} joins first (not begun, to compute: {work[first.key]}), not {least}")
+
+        def place(client: Client) -> Place:
+            return (not client.heard, client.known - size * cached_pages(state, client), client.serial)
+
+        places = [*map(place, joined)]
+        if places != sorted(places) or places[-1] > min(map(place, left)):
+            waits = [(client.key, place(client)) for client in left]
+            keys = [client.key for client in joined]
+            raise Violation("order", f"{keys} join, with places {places}; in line: {waits}")
 
     def _look_at_shares(self, state: State, first: Client, left: Iterable[Client]) -> None:
         served = state.served_tokens()

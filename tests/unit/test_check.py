@@ -286,3 +286,16 @@ def test_a_bound_on_what_a_request_finds_that_is_too_low_is_found() -> None:
     request.seen = (found - 1, published)
     with pytest.raises(InvariantViolation, match="'g'.* finds"):
         state.check()
+
+
+def test_a_count_of_cached_pages_that_is_remembered_wrongly_is_found() -> None:
+    state = busy()
+    first = ord("a") * 7
+    step(state, Admit(t=3, rid="g", prompt=[*range(first, first + 6), 1, 2, 3], params=SamplingParams(max_tokens=1)))
+    request = live(state, "g")
+    found = state.cached_pages(request)
+    assert found and state.cached_pages(request) == found
+    state.check()
+    request.looked = (request.looked[0], found - 1)
+    with pytest.raises(InvariantViolation, match="'g'.* remembered"):
+        state.check()

@@ -7,7 +7,7 @@ import pytest
 from leftfold.fsm import FinishReason, decide
 from leftfold.replay.fuzzing import World
 
-POLICIES = ("fcfs", "priority", "lpm", "fair")
+POLICIES = ("fcfs", "priority", "lpm", "fair", "spf")
 
 
 def world(**limits: object) -> World:
