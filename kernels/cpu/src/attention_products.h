@@ -2,6 +2,7 @@
 // products and plain loops give the same exact sums.
 #pragma once
 
+#include "buffer.h"
 #include "tiles.h"
 
 namespace lf {

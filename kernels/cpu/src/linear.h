@@ -10,6 +10,7 @@
 // tiles while those before them are multiplied, or are used as they come where there is one row.
 #pragma once
 
+#include "buffer.h"
 #include "nibbles.h"
 #include "tiles.h"
 

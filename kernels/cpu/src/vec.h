@@ -7,12 +7,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <new>
-#include <vector>
-
-#ifdef __linux__
-#include <sys/mman.h>
-#endif
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512VNNI__) && !defined(LEFTFOLD_PORTABLE)
 #define LEFTFOLD_VNNI 1
@@ -26,41 +20,6 @@
 #define INLINED __attribute__((always_inline))
 
 namespace lf {
-
-const size_t LARGE = 2 << 20;
-
-// Memory that begins at a cache line (vectors and tiles that cross one take twice as long) or, where there is much of it,
-// is whole large pages: what lies on small ones, wherever these happen to be, may be in each other's way in a cache.
-template <class T>
-struct Aligned {
-    typedef T value_type;
-    Aligned() = default;
-    template <class U>
-    Aligned(const Aligned<U>&) {}
-    static bool large(size_t n) { return n * sizeof(T) >= LARGE / 32; }
-    static std::align_val_t alignment(size_t n) { return std::align_val_t(large(n) ? LARGE : 64); }
-    T* allocate(size_t n) {
-        const size_t bytes = large(n) ? (n * sizeof(T) + LARGE - 1) / LARGE * LARGE : n * sizeof(T);
-        void* made = ::operator new(bytes, alignment(n));
-#ifdef __linux__
-        if (large(n)) madvise(made, bytes, MADV_HUGEPAGE);
-#endif
-        return static_cast<T*>(made);
-    }
-    void deallocate(T* p, size_t n) { ::operator delete(p, alignment(n)); }
-    template <class U>
-    bool operator==(const Aligned<U>&) const { return true; }
-    template <class U>
-    bool operator!=(const Aligned<U>&) const { return false; }
-};
-
-template <class T>
-using Buffer = std::vector<T, Aligned<T>>;
-
-template <class T>
-inline void fit(Buffer<T>& buffer, size_t size) {
-    if (buffer.size() < size) buffer.resize(size);
-}
 
 typedef float f16 __attribute__((vector_size(64)));
 typedef float f8 __attribute__((vector_size(32)));
