@@ -5,14 +5,14 @@ from __future__ import annotations
 import ctypes
 import gc
 import os
-
-import torch
+import sys
 
 
 def give_back() -> None:
     """Collect cycles, then let the allocators return what nothing uses: PyTorch's on CUDA, glibc's elsewhere."""
     gc.collect()
-    if torch.cuda.is_initialized():
+    torch = sys.modules.get("torch")  # a process without it has nothing there
+    if torch is not None and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc alone has it, and alone needs it
     if trim is not None:

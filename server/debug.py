@@ -20,8 +20,7 @@ from fastapi import APIRouter, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from leftfold.replay.ui.api import Answer, static_files
-from leftfold.replay.ui.http import HEADERS, MOST_BODY
+from leftfold.replay.ui.page import HEADERS, MOST_BODY, Answer, static_files
 from leftfold.server.bodies import json_response, server_state
 from leftfold.server.errors import ApiError, invalid, unavailable
 

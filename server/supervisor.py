@@ -19,6 +19,7 @@ import orjson
 import uvicorn
 
 from leftfold import hub
+from leftfold.executor.memory import give_back
 from leftfold.server.app import create_app
 from leftfold.server.client import EngineClient
 from leftfold.server.deaths import oom_kills, own_doing
@@ -142,7 +143,7 @@ class Supervisor:
             self._log_name = model.name
             if self._options.durability != "off":
                 self._state.log_folder = Path(self._options.log_dir or Path("logs") / model.name)
-            tokenizer = await _in_thread(lambda: load_tokenizer(model.path))
+            tokenizer = await _in_thread(lambda: _tokenizer(model.path))
         except (hub.HubError, TextError) as error:
             raise _Refused(str(error)) from error
         restarts = Restarts(self._options.engine_restarts)
@@ -292,6 +293,13 @@ class Supervisor:
         except TimeoutError:
             process.kill()
             await process.wait()
+
+
+def _tokenizer(path: Path) -> Tokenizer:
+    try:
+        return load_tokenizer(path)
+    finally:
+        give_back()  # reading a vocabulary takes several times what is kept of it
 
 
 def _http_config(state: ServerState) -> uvicorn.Config:

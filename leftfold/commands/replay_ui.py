@@ -33,7 +33,8 @@ def run(args: argparse.Namespace) -> int:
     import webbrowser
     from pathlib import Path
 
-    from leftfold.replay.ui import Api, Server
+    from leftfold.replay.ui.api import Api
+    from leftfold.replay.ui.http import Server
 
     def look() -> int:
         log = read_log(args.log)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -15,30 +13,12 @@ from leftfold.events import CodecError, Event, LogError, Record, decode
 from leftfold.replay.errors import ReplayError
 from leftfold.replay.ui import views
 from leftfold.replay.ui.hypothetical import BadEdit, Edit, Hypothesis, admit_of
+from leftfold.replay.ui.page import Answer, static_files
 from leftfold.replay.worlds import OutOfRange, World
 
 MOST_WORLDS = 6
 """Hypothetical worlds that are kept; the oldest goes."""
 INSERTS = ("admit", "abort", "pause", "resume", "flush_cache", "reconfigure", "executor_lost", "shutdown")
-TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-
-
-@cache
-def static_files() -> Mapping[str, tuple[str, bytes]]:
-    """The page's files by name: content type and content."""
-    return {
-        path.name: (f"{TYPES[path.name.rpartition('.')[2]]}; charset=utf-8", path.read_bytes())
-        for path in (files("leftfold.replay.ui") / "static").iterdir()
-        if path.name.rpartition(".")[2] in TYPES
-    }
-
-
-class Answer(NamedTuple):
-    """What goes back. `type`: the content type."""
-
-    status: int
-    type: str
-    body: bytes
 
 
 class Wrong(Exception):
@@ -276,4 +256,4 @@ def _integer(query: Query, name: str, default: int | None = None) -> int:
         raise Wrong(400, f"{name}={str(raw)[:40]!r} is not a whole number") from None
 
 
-__all__ = ["Answer", "Api", "static_files"]
+__all__ = ["Api"]

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from leftfold.events import EventLog
-from leftfold.replay.ui import Api, Server
+from leftfold.replay.ui.api import Api
+from leftfold.replay.ui.http import Server
 from tests.unit.test_replay_views import simulated
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs the extra browser")

@@ -30,8 +30,9 @@ from leftfold.events import (
     encode,
     prune,
 )
-from leftfold.replay.ui import Api, Server, hypothetical, views
-from leftfold.replay.ui.api import MOST_WORLDS
+from leftfold.replay.ui import hypothetical, views
+from leftfold.replay.ui.api import MOST_WORLDS, Api
+from leftfold.replay.ui.http import Server
 from leftfold.replay.ui.hypothetical import BadEdit, Edit, Hypothesis
 from leftfold.replay.ui.views import compare, cut, differences, moment, pages
 from leftfold.replay.worlds import World

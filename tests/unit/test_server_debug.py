@@ -61,7 +61,7 @@ def test_without_an_admin_key_or_a_log_it_says_so(tmp_path: Path) -> None:
 
 
 def test_every_question_of_the_page_has_its_path() -> None:
-    from leftfold.replay.ui import Api
+    from leftfold.replay.ui.api import Api
 
     log = EventLog.memory()
     record(log)
