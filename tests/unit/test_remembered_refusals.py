@@ -42,3 +42,20 @@ def test_one_page_that_is_published_may_make_many_findable(depth: int) -> None:
     usage = world.ended["late", 0, 0].usage if ("late", 0, 0) in world.ended else None
     assert usage is not None and usage.cached_tokens == 10
     world.finish()
+
+
+@pytest.mark.parametrize("prefix_cache", [False, True])
+def test_what_fits_to_the_last_page_joins_although_it_was_refused(prefix_cache: bool) -> None:
+    world = World(num_pages=6, page_size=1, max_running=4, max_batch_tokens=64, max_model_len=60,
+                  prefix_cache=prefix_cache)  # fmt: skip
+    world.admit("holder", [90], 2)
+    world.tick()
+    world.admit("all", [10, 11, 12, 13, 14], 3)  # with its first new token it fills the pool
+    world.done()
+    world.tick()  # the holder decodes on; the other one is refused, and nothing will be published before it fits
+    assert world.state.requests["all"].seen is not None
+    world.done()
+    assert world.state.requests["holder"].seat is None
+    world.tick()
+    assert world.state.requests["all"].seat is not None
+    world.finish()
