@@ -38,7 +38,6 @@ from leftfold.replay.errors import ReplayError
 
 logger = logging.getLogger("leftfold.builder")
 
-CHOICES = {"durability": ("off", "async", "strict"), "on_log_failure": ("stop", "serve")}
 PAGE_SIZE = 16
 MAX_NUM_SEQS = 64
 TOKENS_PER_SEQUENCE = {"cpu": 256, "cuda": 512}
@@ -72,9 +71,6 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
     """
     chosen = EngineOptions.of(options)
     _retention(chosen.log_retention)
-    for name, words in CHOICES.items():
-        if (value := getattr(chosen, name)) not in words:
-            raise ConfigurationError(f"{name} is {value!r}: choose one of {', '.join(words)}")
     found = resolve(chosen.model)
     own = _identity(found)
     log = open_existing_log(chosen, found.name, own)  # before anything is loaded, so that what is wrong is known soon

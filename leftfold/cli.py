@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import Any
 
 from leftfold.commands.common import OK, WRONG_USE, Parser, UsageError
+from leftfold.errors import ConfigurationError
 
 COMMANDS = {
     "serve": ("leftfold.commands.serve", "serve a model over an OpenAI-compatible HTTP API"),
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         return _command(arguments)
-    except UsageError as error:
+    except (UsageError, ConfigurationError) as error:
         print(f"leftfold: {error}", file=sys.stderr)
         return WRONG_USE
     except ModuleNotFoundError as error:

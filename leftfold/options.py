@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from leftfold.checking import Named, OneOf, Threads, Whole, check
+
+MOST_RUNNING = 1 << 16
+MOST_AHEAD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,36 +26,39 @@ class EngineOptions:
     `resume`: requests that were live when the log ended go on; else they are aborted at the start. `quantization`:
     "int8", "int4", "none", or "auto": int8 on a CPU for files that are quantized already. `log_logprobs`: scores that
     clients were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU. `policy` None: "fcfs" on
-    CUDA, "spf" on a CPU.
+    CUDA, "spf" on a CPU. Raises ConfigurationError for a value of another type, or out of its range.
     """
 
-    model: str = "smollm2"
-    log_dir: str | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    max_chunk_tokens: int | None = None
-    max_model_len: int | None = None
-    max_queued_requests: int | None = None
-    max_queued_tokens: int | None = None
-    growth_horizon: int = 0
-    kv_tokens: int | None = None
-    kv_memory: int | None = None
-    page_size: int | None = None
+    model: Annotated[str, Named()] = "smollm2"
+    log_dir: Annotated[str | None, Named()] = None
+    max_num_seqs: Annotated[int | None, Whole(1, MOST_RUNNING)] = None
+    max_num_batched_tokens: Annotated[int | None, Whole()] = None
+    max_chunk_tokens: Annotated[int | None, Whole()] = None
+    max_model_len: Annotated[int | None, Whole()] = None
+    max_queued_requests: Annotated[int | None, Whole()] = None
+    max_queued_tokens: Annotated[int | None, Whole()] = None
+    growth_horizon: Annotated[int, Whole(0)] = 0
+    kv_tokens: Annotated[int | None, Whole()] = None
+    kv_memory: Annotated[int | None, Whole()] = None
+    page_size: Annotated[int | None, Whole()] = None
     policy: str | None = None
-    pipeline_depth: int | None = None
+    pipeline_depth: Annotated[int | None, Whole(0, MOST_AHEAD)] = None
     prefix_cache: bool = True
     dtype: str = "auto"
     quantization: str = "auto"
     device: str = "auto"
-    threads: int | None = None
+    threads: Annotated[int | None, Threads()] = None
     kernels: str | None = None
-    durability: str = "async"
-    on_log_failure: str = "stop"
-    log_segment_bytes: int = 64 << 20
+    durability: Annotated[str, OneOf(("off", "async", "strict"))] = "async"
+    on_log_failure: Annotated[str, OneOf(("stop", "serve"))] = "stop"
+    log_segment_bytes: Annotated[int, Whole(4096)] = 64 << 20
     log_retention: str = "none"
-    snapshot_every: int = 20_000
+    snapshot_every: Annotated[int, Whole(0)] = 20_000
     resume: bool = True
     log_logprobs: bool = False
+
+    def __post_init__(self) -> None:
+        check(self)
 
     @classmethod
     def of(cls, options: Any) -> EngineOptions:

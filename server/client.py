@@ -64,6 +64,7 @@ class EngineClient:
         self._sockets = (self._bind(zmq.PUSH, commands), self._bind(zmq.PULL, outputs))
         self.status = Status("running")
         self.ready: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self.ready.add_done_callback(_seen)
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def _bind(self, kind: int, address: str) -> zmq.asyncio.Socket:
@@ -282,3 +283,9 @@ class EngineClient:
         if self._gone is None and self._sockets is not None:
             # The queue has no limit and so never blocks; the future that pyzmq returns is done at once.
             self._sockets[0].send_multipart(to_frames(message))
+
+
+def _seen(future: asyncio.Future[Any]) -> None:
+    """An engine can end where nobody waits any more for it to be ready; whoever ends it says why."""
+    if not future.cancelled():
+        future.exception()

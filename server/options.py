@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from leftfold.checking import Named, OneOf, Seconds, Whole
 from leftfold.options import EngineOptions
 
 
@@ -24,23 +25,24 @@ class ServeOptions(EngineOptions):
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
+    port: Annotated[int, Whole(0, 65_535)] = 8000
     api_key: str | None = None
     admin_api_key: str | None = None
-    served_model_name: str | None = None
-    shutdown_timeout: float = 2.0
-    request_timeout: float = 0.0
-    queue_timeout: float = 600.0
-    sleep_policy: str = "wait"
-    engine_restarts: int = 5
-    on_disconnect: str = "abort"
-    retain_responses: float = 600.0
-    max_body_bytes: int = 16 * 1024 * 1024
-    max_open_requests: int = 4096
-    max_n: int = 128
+    served_model_name: Annotated[str | None, Named()] = None
+    shutdown_timeout: Annotated[float, Seconds()] = 2.0
+    request_timeout: Annotated[float, Seconds()] = 0.0
+    queue_timeout: Annotated[float, Seconds()] = 600.0
+    sleep_policy: Annotated[str, OneOf(("wait", "refuse"))] = "wait"
+    engine_restarts: Annotated[int, Whole(0)] = 5
+    on_disconnect: Annotated[str, OneOf(("abort", "continue"))] = "abort"
+    retain_responses: Annotated[float, Seconds()] = 600.0
+    max_body_bytes: Annotated[int, Whole()] = 16 * 1024 * 1024
+    max_open_requests: Annotated[int, Whole()] = 4096
+    max_n: Annotated[int, Whole()] = 128
     disable_access_log: bool = False
 
     def __post_init__(self) -> None:
+        EngineOptions.__post_init__(self)
         for name in ("api_key", "admin_api_key"):
             key = getattr(self, name)
             if key is not None and not key.strip():

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from leftfold.commands.common import FINDING, OK, UsageError, natural, positive, print_json
+from leftfold.commands.common import FINDING, OK, UsageError, natural, positive, print_json, threads
 from leftfold.events import Admit, SamplingParams
 
 FIRST = 3
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--requests", type=positive, default=500, help="how many (default %(default)s)")
     parser.add_argument("--rounds", type=positive, default=4, help="crowds, each with other limits (%(default)s)")
     parser.add_argument("--seed", type=natural, default=0, help="of requests and limits (default %(default)s)")
-    parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
+    parser.add_argument("--threads", type=threads, default=2, help="threads of the executor (default %(default)s)")
     parser.add_argument(
         "--quantization", choices=("auto", "none", "int8", "int4"), default="auto", help="as of `serve`"
     )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from leftfold.commands.common import FINDING, OK, UsageError, print_json, seconds
+from leftfold.commands.common import FINDING, OK, UsageError, print_json, seconds, threads
 
 if TYPE_CHECKING:
     from leftfold.replay.simulating.figures import Service
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--meta", metavar="FILE", help="and its *_meta.json")
     parser.add_argument("--model", default="smollm2", help="what this engine serves, or none (default %(default)s)")
     parser.add_argument("--seconds", type=seconds, default=20.0, help="for each configuration (default %(default)s)")
-    parser.add_argument("--threads", type=int, default=2, help="of its executor (default %(default)s)")
+    parser.add_argument("--threads", type=threads, default=2, help="of its executor (default %(default)s)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
 

@@ -20,7 +20,7 @@ from time import perf_counter, sleep
 from typing import Any
 
 from leftfold.bench import control
-from leftfold.commands.common import OK, Parser, UsageError, positive, print_json
+from leftfold.commands.common import OK, Parser, UsageError, positive, print_json, threads
 from leftfold.events import Event, EventLog
 from leftfold.keeping import Keeper, KeptLog, NoLog
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=positive, default=3, help="how often each durability has its turn (%(default)s)"
     )
-    parser.add_argument("--threads", type=positive, help="threads of the executor")
+    parser.add_argument("--threads", type=threads, help="threads of the executor")
     parser.add_argument("--dir", help="where logs are written, on the disk to be measured (a temporary folder)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 

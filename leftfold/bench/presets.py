@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from leftfold.commands.common import positive
+from leftfold.commands.common import positive, threads
 
 FIRST = 100
 """Ids below are left out of prompts: a model's special tokens are among them."""
@@ -61,7 +61,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser, presets: str) -> None:
     """What the benchmarks share that run a model."""
     parser.add_argument("--preset", choices=list(presets), default=presets[0], help="the workload (%(default)s)")
     parser.add_argument("--model", default="smollm2", help="what `serve` takes as MODEL (default %(default)s)")
-    parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
+    parser.add_argument("--threads", type=threads, default=2, help="threads of the executor (default %(default)s)")
     parser.add_argument("--rounds", type=positive, default=3, help="measured rounds; medians are told (%(default)s)")
     parser.add_argument(
         "--quantization", choices=("auto", "none", "int8", "int4"), default="auto", help="as of `serve`"

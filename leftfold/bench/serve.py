@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from leftfold.bench import peer_servers
 from leftfold.bench.presets import PRESETS, Preset
-from leftfold.commands.common import OK, UsageError, positive, print_json
+from leftfold.commands.common import OK, UsageError, positive, print_json, threads
 
 PATIENCE = 120.0
 REST = 1.6
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     told = "the workload (default %(default)s); C is measured with its prefix new, and cached"
     parser.add_argument("--preset", choices=["A", "B", "C", "D"], default="D", help=told)
     parser.add_argument("--model", default="smollm2", help="what to serve (default %(default)s)")
-    parser.add_argument("--threads", type=positive, default=2, help="threads of the executor (default %(default)s)")
+    parser.add_argument("--threads", type=threads, default=2, help="threads of the executor (default %(default)s)")
     parser.add_argument("--rounds", type=positive, default=3, help="measured rounds; medians are told (%(default)s)")
     parser.add_argument("--url", help="a server that runs already, instead of starting one")
     add_peers(parser)

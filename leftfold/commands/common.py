@@ -60,6 +60,20 @@ def _whole(text: str, least: int) -> int:
     return value
 
 
+def threads(text: str) -> int:
+    """Threads of an executor: as many as this machine can run."""
+    from leftfold.checking import Threads
+
+    rule = Threads()
+    try:
+        fits = rule.holds(int(text))
+    except ValueError:
+        fits = False
+    if not fits:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {rule}")
+    return int(text)
+
+
 def seconds(text: str) -> float:
     """Seconds ≥ 0, fractions allowed."""
     try:

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from leftfold.commands.common import FINDING, OK, UsageError, positive, print_json
+from leftfold.commands.common import FINDING, OK, UsageError, positive, print_json, threads
 from leftfold.commands.replay_common import add_log, allow_policy, read_log
 from leftfold.commands.replay_views import guarded
 
@@ -29,7 +29,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default="auto", help="as the engine's (default %(default)s)")
     parser.add_argument("--device", default="auto", help="as the engine's (default %(default)s)")
     parser.add_argument("--quantization", default="auto", help="as the engine's (default %(default)s)")
-    parser.add_argument("--threads", type=positive, help="of the executor")
+    parser.add_argument("--threads", type=threads, help="of the executor")
     parser.add_argument("--kernels", help="as the engine's --kernels")
     allow_policy(parser)
 

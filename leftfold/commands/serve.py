@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from leftfold.commands.common import key, keys_from_environment, named, natural, positive, seconds, size
+from leftfold.commands.common import key, keys_from_environment, named, natural, positive, seconds, size, threads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +72,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("auto", "none", "int8", "int4"),
         help="8- or 4-bit weights, 8-bit KV (auto: on a CPU, for files that are quantized already)",
     )
-    _add(machine, "--threads", type=positive, help="threads of the executor")
+    _add(machine, "--threads", type=threads, help="threads of the executor (at most 64, or 4 per processor)")
     _add(machine, "--kernels", metavar="OPERATION=KERNEL,…", help="kernels to use instead of the best ones")
 
 

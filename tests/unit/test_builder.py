@@ -137,13 +137,13 @@ def test_options_are_taken_from_any_object_that_has_them() -> None:
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"durability": "never"}, "durability is 'never': choose one of off, async, strict"),
-        ({"on_log_failure": "hope"}, "on_log_failure is 'hope': choose one of stop, serve"),
+        ({"durability": "never"}, "durability is 'never': give one of off, async, strict"),
+        ({"on_log_failure": "hope"}, "on_log_failure is 'hope': give one of stop, serve"),
         ({"device": "tpu"}, "device 'tpu' is unknown"),
         ({"dtype": "int3"}, "dtype 'int3' is unknown"),
         ({"kernels": "attention"}, "not of the form operation=name"),
         ({"kernels": "foo=bar"}, "unknown operation 'foo'"),
-        ({"pipeline_depth": 3}, "pipeline_depth 3"),
+        ({"pipeline_depth": 3}, "pipeline_depth is 3: give a whole number from 0 to 2"),
     ],
 )
 def test_options_that_cannot_be_met_leave_nothing_behind(

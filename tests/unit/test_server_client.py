@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -227,6 +228,24 @@ def test_everybody_who_waits_hears_that_the_engine_is_gone(tmp_path: Path) -> No
         group.close()
 
     run(tmp_path, scenario)
+
+
+def test_an_engine_may_end_where_nobody_waits_for_it(tmp_path: Path) -> None:
+    complaints: list[Any] = []
+
+    async def scenario(client: EngineClient, peer: Peer) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await peer.say(Failed("no such model"))
+        await asyncio.wait({client.ready})
+        client.connect(f"ipc://{tmp_path}/c2", f"ipc://{tmp_path}/o2")
+        client.gone("it fell")
+        with pytest.raises(EngineGone, match="it fell"):
+            client.ready.result()
+        del client.ready
+        gc.collect()
+
+    run(tmp_path, scenario)
+    assert complaints == []
 
 
 async def next_process(folder: Path, client: EngineClient, old: Peer) -> tuple[Peer, asyncio.Task[None]]:
