@@ -1,7 +1,8 @@
 """Why a request waited, was preempted or ended: a sentence for each cause, with the planner's own numbers.
 
 The reasons are those that today's planner gives for the decisions in the log; where it decides otherwise than the log
-says, the explanation says so.
+says, the explanation says so. While a pause, sleep or a lost executor holds it nothing is decided: of that the state
+between the records tells (`holding.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from leftfold.events import Record, Tick
 from leftfold.fsm import Phase, Reason, State, decide
 from leftfold.replay.compare import compare_plans
 from leftfold.replay.fold import Fold
+from leftfold.replay.holding import Hold, Holds, PutBack
 from leftfold.replay.walking import opened
 
 _WAITS = (Phase.WAITING, Phase.PREEMPTED)
@@ -22,12 +24,16 @@ _ROWS = {
     "given_way": "had to give way to a higher class",
     "held_back": "was left out of a step, to give way after it",
     "no_page": "was left out of a step for want of a page",
+    "put_back": "had to give its row up and go back in line",
 }
 
 
 @dataclass(slots=True)
 class Cause:
-    """One cause over a stretch of decisions: the first and the last of them, and the planner's last words."""
+    """One cause over a stretch of decisions: the first and the last of them, and the planner's last words.
+
+    `hold`: of kind `gate`, which no decision has: what held it.
+    """
 
     who: tuple[str, int, int]
     kind: str
@@ -39,6 +45,18 @@ class Cause:
     needed: int
     available: int
     text: str
+    hold: Hold | None = None
+
+    @classmethod
+    def of_hold(cls, hold: Hold) -> Cause:
+        """A stretch without decisions."""
+        seqs, times = (hold.first_seq, hold.last_seq), (hold.begin, hold.end)
+        return cls(hold.who, "gate", *seqs, *times, 0, 0, 0, hold.why, hold)
+
+    @classmethod
+    def of_put_back(cls, found: PutBack) -> Cause:
+        """A row that was taken away."""
+        return cls(found.who, "put_back", found.seq, found.seq, found.t, found.t, 1, 0, 0, found.text)
 
     def as_dict(self) -> dict[str, Any]:
         """Plain data; `seconds`: from the first of these decisions to the next one that was another."""
@@ -47,10 +65,13 @@ class Cause:
             "rid": rid, "epoch": epoch, "choice": choice, "kind": self.kind, "first_seq": self.first_seq,
             "last_seq": self.last_seq, "seconds": (self.end - self.begin) / 1e6, "decisions": self.decisions,
             "needed": self.needed, "available": self.available, "text": self.text, "sentence": self.sentence(),
+            "held": None if self.hold is None else self.hold.kind,
         }  # fmt: skip
 
     def sentence(self) -> str:
         """The cause in one sentence."""
+        if self.hold is not None:
+            return self.hold.sentence()
         if self.kind in _ROWS:
             return f"At seq {self.last_seq} ({self.end / 1e6:.3f} s) it {_ROWS[self.kind]}: {self.text}."
         if self.first_seq == self.last_seq:
@@ -63,7 +84,7 @@ class Cause:
 
 
 _FOR = {
-    "gate": "the engine to take up work", "slots": "a slot", "budget": "room in a step", "pages": "pages",
+    "slots": "a slot", "budget": "room in a step", "pages": "pages",
     "order": "its turn", "deadline": "its end", "apart": "a suspect to run alone",
 }  # fmt: skip
 
@@ -81,6 +102,12 @@ def _together(causes: list[Cause]) -> str:
         seqs = ", ".join(str(cause.last_seq) for cause in causes)
         return f"{len(causes)} times, at seq {seqs}, it {_ROWS[first.kind]}; the last time: {last.text}."
     seconds = sum(cause.end - cause.begin for cause in causes) / 1e6
+    if last.hold is not None:
+        where = ", ".join(str(cause.first_seq) for cause in causes)
+        return (
+            f"{len(causes)} times, from seq {where} on, it was held, {seconds:.3f} s in all; the last time "
+            f"{(last.end - last.begin) / 1e6:.3f} s, {last.hold.phase}, while {last.text}."
+        )
     return (
         f"{len(causes)} times between seq {first.first_seq} and {last.last_seq} ({seconds:.3f} s, "
         f"{sum(cause.decisions for cause in causes)} decisions) it waited for {_FOR.get(first.kind, first.kind)}; the "
@@ -112,39 +139,55 @@ class Explanation:
 
     def sentences(self) -> list[str]:
         """One for each cause; stretches of one kind that come again and again are told together."""
-        by_kind: dict[tuple[tuple[str, int, int], str], list[Cause]] = {}
+        by_kind: dict[tuple[tuple[str, int, int], str, str], list[Cause]] = {}
         for cause in self.causes:
-            by_kind.setdefault((cause.who, cause.kind), []).append(cause)
+            held = cause.hold.text if cause.hold is not None else cause.text if cause.kind == "put_back" else ""
+            by_kind.setdefault((cause.who, cause.kind, held), []).append(cause)
         return [_together(causes) for causes in by_kind.values()]
 
     def describe(self) -> str:
         """A sentence a line."""
         phases = ", ".join(f"{name} is {phase}" for name, phase in self.phases.items())
         lines = [f"{self.rid} at seq {self.seq}: {phases or 'not live'}."]
-        lines += [f"  {text}" for text in self.sentences()] or ["  It never had to wait for a decision."]
+        lines += [f"  {text}" for text in self.sentences()] or ["  It never had to wait, and nothing held it."]
         lines += [f"  {text}" for text in self.outcome]
         if self.divergence is not None:
             lines.append(f"  Today's planner decides otherwise at seq {self.divergence}; see leftfold replay verify.")
         return "\n".join(lines)
 
 
-def explain(records: Iterable[Record], rid: str, at: int | None = None, *, now: bool = False) -> Explanation:
-    """Why the requests called `rid` waited or gave way, up to sequence number `at`; `now`: at `at` alone."""
-    return explain_from(*opened(records), rid, at, now=now)
+def explain(
+    records: Iterable[Record], rid: str, at: int | None = None, *, now: bool = False, until: int | None = None
+) -> Explanation:
+    """Why the requests called `rid` waited or gave way, up to sequence number `at`; `now`: at `at` alone.
+
+    `until`: the µs up to which what still holds after `at` counts (None: the time of that record).
+    """
+    return explain_from(*opened(records), rid, at, now=now, until=until)
 
 
 def explain_from(
-    fold: Fold, rest: Iterable[Record], rid: str, at: int | None = None, *, now: bool = False, every: int = 1
+    fold: Fold,
+    rest: Iterable[Record],
+    rid: str,
+    at: int | None = None,
+    *,
+    now: bool = False,
+    every: int = 1,
+    until: int | None = None,
 ) -> Explanation:
     """The same, from where `fold` stands (and is taken on): what was before is not told.
 
     `every`: look at one decision in so many, and at those that preempt; the others are taken to be like it.
     """
-    found = Explanation(rid)
+    found, holds = Explanation(rid), Holds(rid)
     passed = 0
     open_causes: dict[tuple[str, int, int], Cause] = {}
+    holds.begin(fold.state, fold.seq, fold.t)
+    end: int | None = None  # when the record after the last one that is looked at comes
     for record in rest:
         if at is not None and record.seq > at:
+            end = record.event.t
             break
         event, state = record.event, fold.state
         if state is not None and isinstance(event, Tick) and (at is None or not now or record.seq == at):
@@ -153,7 +196,11 @@ def explain_from(
                 _look(found, open_causes, state, record, every)
             passed += 1
         effects = fold.take(record.seq, event)
+        assert fold.state is not None
         found.seq = record.seq
+        holds.take(record.seq, event, fold.state)
+        for who in [who for who in open_causes if holds.holds(who)]:
+            open_causes.pop(who).end = event.t
         for output in effects.outputs:
             if output.rid == rid and output.finish_reason is not None:
                 text = f" ({output.error['text']})" if output.error else ""
@@ -170,7 +217,16 @@ def explain_from(
             found.phases[_name(request.epoch, request.choice)] = request.phase.name
         if found.phases and at is not None:
             _look_now(found, state, fold.t)
+    holds.finish(found.seq, fold.t if until is None or end is None else min(until, end))
+    _add_holds(found, holds, found.seq if now else None)
     return found
+
+
+def _add_holds(found: Explanation, holds: Holds, seq: int | None) -> None:
+    """What held it among the other causes, by time; `seq`: only what holds after that record, or happened at it."""
+    held = [Cause.of_hold(hold) for hold in holds.all if seq is None or not hold.until]
+    lost = [Cause.of_put_back(one) for one in holds.put_back if seq in (None, one.seq)]
+    found.causes = sorted((*found.causes, *held, *lost), key=lambda cause: (cause.begin, cause.first_seq))
 
 
 def _name(epoch: int, choice: int) -> str:
@@ -191,7 +247,11 @@ def _look(
     if found.divergence is None and event.plan is not None and compare_plans(record.seq, event.plan, decided):
         found.divergence = record.seq
     head = next((reason for reason in reasons if reason.kind in _STUCK), None)
-    ours = {(reason.rid, reason.epoch, reason.choice): reason for reason in reasons if reason.rid == found.rid}
+    ours = {
+        (reason.rid, reason.epoch, reason.choice): reason
+        for reason in reasons
+        if reason.rid == found.rid and reason.kind != "gate"  # of which the state tells how long
+    }
     for who in [who for who in causes if who not in ours]:
         causes.pop(who).end = event.t
     for who, reason in ours.items():
@@ -220,7 +280,7 @@ def _look_now(found: Explanation, state: State, t: int) -> None:
     reasons: list[Reason] = []
     decide(state.copy(), t, trace=reasons)
     for reason in reasons:
-        if reason.rid == found.rid:
+        if reason.rid == found.rid and reason.kind != "gate":
             who = (reason.rid, reason.epoch, reason.choice)
             found.causes.append(Cause(who, reason.kind, found.seq, found.seq, t, t, 1, *reason[4:]))
 

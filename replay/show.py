@@ -23,6 +23,7 @@ from leftfold.events import (
 from leftfold.fsm import Effects, Output, State
 from leftfold.fsm.admission import MAX_CHOICES
 from leftfold.replay.fold import Fold
+from leftfold.replay.holding import Holds
 from leftfold.replay.snapshots import is_log, whole
 
 
@@ -71,14 +72,28 @@ def _request(state: State, request: Any) -> dict[str, Any]:
     }
 
 
+FINISHED = 5
+"""So many requests that ended are named."""
+
+
+def finished_lately(folded: Fold) -> list[str]:
+    """Ids of the requests that ended last, the newest last."""
+    assert folded.state is not None
+    newest = dict.fromkeys(request.rid for request in reversed(folded.state.finished))
+    return [*newest][:FINISHED][::-1]
+
+
 def describe_snapshot(found: dict[str, Any]) -> str:
     """A snapshot for a reader."""
     lines = [f"after seq {found['seq']}, t = {found['t'] / 1e6:.6f} s"]
-    apart = ("seq", "t", "controls", "requests")
+    apart = ("seq", "t", "controls", "requests", "finished")
     lines += [f"  {name:<18} {value}" for name, value in found.items() if name not in apart]
     for one in found["controls"]:
         stage = "waits" if one["op"] is None else f"is operation {one['op']}"
         lines.append(f"  {one['type']} {one['call']!r} {stage}")
+    ended = found.get("finished")
+    if ended:
+        lines.append(f"ended lately (see --rid): {', '.join(ended)}")
     if not found["requests"]:
         return "\n".join([*lines, "no live requests"])
     count = len(found["requests"])
@@ -92,15 +107,17 @@ def describe_snapshot(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def life(records: Iterable[Record], rid: str, at: int | None = None) -> list[Moment]:
+def life(records: Iterable[Record], rid: str, at: int | None = None, holds: Holds | None = None) -> list[Moment]:
     """Everything that happened to the requests called `rid`, up to and including sequence number `at`.
 
-    Of a log whose beginning was removed: from its oldest snapshot on.
+    Of a log whose beginning was removed: from its oldest snapshot on. `holds`: gets to see the records, too.
     """
     watcher = _Watcher(rid)
     folded, rest = whole(records) if is_log(records) else (Fold(), records)
     if folded.state is not None:
         watcher.begin(folded.state)
+    if holds is not None:
+        holds.begin(folded.state, folded.seq, folded.t)
     moments: list[Moment] = []
     for record in rest:
         if at is not None and record.seq > at:
@@ -109,6 +126,10 @@ def life(records: Iterable[Record], rid: str, at: int | None = None) -> list[Mom
         assert folded.state is not None
         seen = watcher.watch(folded.state, record.event, effects)
         moments += [Moment(record.seq, record.event.t, *one) for one in seen]
+        if holds is not None:
+            holds.take(record.seq, record.event, folded.state)
+    if holds is not None:
+        holds.finish(folded.seq, folded.t)
     return moments
 
 
@@ -238,4 +259,4 @@ def _asked(event: Event) -> dict[str, Any]:
     return {name: value for name in names if (value := getattr(event, name, None))}
 
 
-__all__ = ["Moment", "choices_of", "describe_snapshot", "life", "snapshot"]
+__all__ = ["Moment", "choices_of", "describe_snapshot", "finished_lately", "life", "snapshot"]

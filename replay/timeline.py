@@ -1,16 +1,20 @@
-"""One request's life on one screen: how long it waited, computed, was preempted, answered; and a bar of it."""
+"""One request's life on one screen: how long it waited, computed, was held, preempted, answered; and a bar of it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from leftfold.events import Record
+from leftfold.replay.holding import Hold, Holds, merged
 from leftfold.replay.show import Moment, life
 
 WIDTH = 72
-LEGEND = {"waiting": ".", "prefill": "#", "decode": "=", "preempted": "x"}
+MOST = 6
+"""So many holds are told of one by one."""
+LEGEND = {"waiting": ".", "prefill": "#", "decode": "=", "preempted": "x", "held": "-"}
+"""`held`: by a pause, sleep or the like, whether it waited, ran or was preempted then."""
 
 _NEXT = {
     "admit": "waiting", "join": "prefill", "chunk": "prefill", "preempt": "preempted", "lost": "preempted",
@@ -29,7 +33,7 @@ class Span:
 
 @dataclass(slots=True)
 class Timeline:
-    """One choice's life. Times in µs; `first`, `ended`: None before."""
+    """One choice's life. Times in µs; `first`, `ended`: None before; `holds`: what held it, maybe at once."""
 
     rid: str
     epoch: int
@@ -45,6 +49,7 @@ class Timeline:
     ended: int | None = None
     reason: str | None = None
     spans: list[Span] = field(default_factory=list)
+    holds: list[Hold] = field(default_factory=list)
 
     def seconds(self, kind: str) -> float:
         """Time in spans of one kind."""
@@ -63,6 +68,10 @@ class Timeline:
             "ttft_ms": None if self.first is None else (self.first - self.arrived) / 1e3, "tpot_ms": tpot,
             "e2e_ms": None if self.ended is None else (self.ended - self.arrived) / 1e3,
             "seconds": {kind: round(self.seconds(kind), 6) for kind in LEGEND},
+            "held": [
+                {"kind": hold.kind, "seconds": (hold.end - hold.begin) / 1e6, "first_seq": hold.first_seq,
+                 "last_seq": hold.last_seq, "text": hold.why} for hold in self.holds
+            ],
             "spans": [[span.kind, (span.begin - self.arrived) / 1e3, (span.end - self.arrived) / 1e3]
                       for span in self.spans],
         }  # fmt: skip
@@ -97,12 +106,42 @@ class Timeline:
         ]
         if self.preemptions:
             lines.append(f"  preempted {len(self.preemptions)} × at seq {', '.join(map(str, self.preemptions))}")
+        lines += [f"  held {(hold.end - hold.begin) / 1e6:.3f} s while {hold.why}" for hold in self.holds[:MOST]]
+        if len(self.holds) > MOST:
+            lines.append(f"  and {len(self.holds) - MOST} times more")
         return "\n".join(lines)
 
 
 def timelines(records: Iterable[Record], rid: str) -> list[Timeline]:
     """The lives of all choices of all requests of this id, in the order they came."""
-    return build(rid, life(records, rid))
+    holds = Holds(rid)
+    found = build(rid, life(records, rid, None, holds))
+    for line in found:
+        if line.ended is None:
+            line.spans[-1].end = max(line.spans[-1].end, holds.t)
+        begin, end = line.arrived, line.spans[-1].end  # an id may have come before, and come again
+        ours = [hold for hold in holds.all if hold.who == (rid, line.epoch, line.choice)]
+        line.holds = [hold for hold in ours if begin <= hold.begin and hold.end <= end]
+        line.spans = _held(line.spans, line.holds)
+    return found
+
+
+def _held(spans: Sequence[Span], holds: Iterable[Hold]) -> list[Span]:
+    """The spans with what was held cut out of them, as spans of its own."""
+    found: list[Span] = []
+    stretches = merged(holds)
+    for span in spans:
+        at = span.begin
+        for begin, end in stretches:
+            low, high = max(begin, at), min(end, span.end)
+            if low < high:
+                if at < low:
+                    found.append(Span(span.kind, at, low))
+                found.append(Span("held", low, high))
+                at = high
+        if at < span.end or span.begin == span.end:
+            found.append(Span(span.kind, at, span.end))
+    return found
 
 
 def build(rid: str, moments: Iterable[Moment]) -> list[Timeline]:

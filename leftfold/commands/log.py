@@ -46,7 +46,7 @@ def _cat_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="first", type=natural, default=0, metavar="SEQ", help="the first record")
     parser.add_argument("--to", dest="last", type=natural, metavar="SEQ", help="the last record")
     parser.add_argument("--type", metavar="TYPE", help="only records of this type, such as forward_done")
-    parser.add_argument("--rid", metavar="RID", help="only records that name this request")
+    parser.add_argument("--rid", metavar="RID", help="only records that name this request (its id, or its answer's)")
 
 
 def run_cat(args: argparse.Namespace) -> int:
@@ -62,46 +62,52 @@ def run_cat(args: argparse.Namespace) -> int:
         raise UsageError(f"--type {args.type}: no such record; there are {', '.join(kinds)}")
     found = []
     reader = read_log(args.log)
-    named = _Naming(args.rid) if args.rid is not None else None
     try:
+        names = _Naming(_rids(reader, args.rid)) if args.rid is not None else None
         for seq, line in enumerate(reader.lines(), reader.first_seq):
             if args.last is not None and seq > args.last:
                 break
             if seq < args.first or (args.type is not None and b'"type":"%b"' % args.type.encode() not in line[:120]):
                 continue
-            if named is not None and line not in named:
+            if names is not None and line not in names:
                 continue
             if args.json:
                 found.append(orjson.loads(line))
             else:
                 sys.stdout.write(line.decode() + "\n")
     except LogError as error:
-        return report_damage(args.json, error)
+        return report_damage(args.json, error, args.log)
     if args.json:
         print_json({"records": found})
     return OK
 
 
-class _Naming:
-    """Lines of records that name one request: as their `rid`, or in a plan's joins, ends and operations."""
+def _rids(reader: LogReader, asked: str) -> list[str]:
+    from leftfold.replay.names import named
 
-    def __init__(self, rid: str) -> None:
+    return named(reader, asked).rids or [asked]
+
+
+class _Naming:
+    """Lines of records that name some requests: as their `rid`, or in a plan's joins, ends and operations."""
+
+    def __init__(self, rids: list[str]) -> None:
         import orjson
 
-        self._rid = rid
-        self._text = orjson.dumps(rid)
+        self._rids = set(rids)
+        self._texts = [orjson.dumps(rid) for rid in rids]
 
     def __contains__(self, line: bytes) -> bool:
         import orjson
 
-        if self._text not in line:
+        if not any(text in line for text in self._texts):
             return False
         record = orjson.loads(line)
         plan = record.get("plan") or {}
         rows = [row[1] for row in plan.get("join", ())] + [row[0] for row in plan.get("ends", ())]
         scores = [one[0] for one in record.get("scores", ())]
         named = [record.get("rid"), *rows, *scores, *(op.get("rid") for op in plan.get("ops", ()))]
-        return self._rid in named
+        return not self._rids.isdisjoint(filter(None, named))
 
 
 # stat
@@ -115,7 +121,7 @@ def run_stat(args: argparse.Namespace) -> int:
     try:
         found = _figures(reader, Path(args.log))
     except LogError as error:
-        return report_damage(args.json, error)
+        return report_damage(args.json, error, args.log)
     if args.json:
         print_json(found)
     else:
@@ -254,7 +260,7 @@ def run_compact(args: argparse.Namespace) -> int:
         made = compress_closed(args.log)
         gone = prune(args.log, args.keep) if args.keep else []
     except (LogError, OSError) as error:
-        return report_damage(args.json, error)
+        return report_damage(args.json, error, args.log)
     if args.json:
         print_json({"compressed": made, "removed": gone})
     else:
@@ -297,7 +303,7 @@ def run_sanitize(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{out}: {error}") from error
     except (LogError, SanitizeError) as error:
-        return report_damage(args.json, error)
+        return report_damage(args.json, error, args.log)
     print_json({"events": events, "out": str(out)}) if args.json else print(f"{events} events in {out}")
     return OK
 
@@ -324,6 +330,6 @@ def run_export(args: argparse.Namespace) -> int:
     except OSError as error:
         raise UsageError(f"{args.out}: {error}") from error
     except (LogError, CodecError, ReplayError) as error:
-        return report_damage(args.json, error)
+        return report_damage(args.json, error, args.log)
     print_json(found) if args.json else print("\n".join(f"{name:<10} {value}" for name, value in found.items()))
     return OK

@@ -22,8 +22,9 @@ from leftfold.commands.replay_common import (
     allow_policy,
     check_at,
     checked_settings,
+    one_or_all,
     read_log,
-    report_damage,
+    rids_of,
     say,
     seq_of,
 )
@@ -67,7 +68,9 @@ def _verify_arguments(parser: argparse.ArgumentParser) -> None:
 def _show_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("log", metavar="LOG", help="the log's folder")
     add_at(parser)
-    parser.add_argument("--rid", metavar="RID", help="show this request's life instead of the engine's state")
+    parser.add_argument(
+        "--rid", metavar="RID", help="show this request's life (its id, or its answer's) instead of the engine's state"
+    )
     allow_policy(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -92,33 +95,35 @@ def run_verify(args: argparse.Namespace) -> int:
 
 
 def run_show(args: argparse.Namespace) -> int:
-    from leftfold.events import CodecError, LogError
-    from leftfold.replay.errors import ReplayError
-    from leftfold.replay.show import describe_snapshot, life, snapshot
+    from leftfold.replay.show import describe_snapshot, finished_lately, life, snapshot
     from leftfold.replay.snapshots import fold_to
 
-    log = read_log(args.log)
-    try:
-        args.at = seq_of(log, args.at)
+    def look() -> int:
+        log = read_log(args.log)
+        seq = seq_of(log, args.at)
         if args.rid is not None:
-            moments = life(log, args.rid, args.at)
-        else:
-            found = snapshot(fold_to(log, args.at))
-    except (LogError, CodecError, ReplayError) as error:
-        return report_damage(args.json, error)
-    check_at(args.at, log)
-    if args.rid is not None:
-        return _show_life(args, moments)
-    print_json(found) if args.json else say(describe_snapshot(found))
-    return OK
+            lives = {rid: life(log, rid, seq) for rid in rids_of(log, args.rid, args.log)}
+            check_at(seq, log)
+            return _show_lives(args, {rid: moments for rid, moments in lives.items() if moments}, seq)
+        fold = fold_to(log, seq)
+        check_at(seq, log)
+        found = {**snapshot(fold), "finished": finished_lately(fold)}
+        print_json(found) if args.json else say(describe_snapshot(found))
+        return OK
+
+    return views.guarded(args, look)
 
 
-def _show_life(args: argparse.Namespace, moments: list[Any]) -> int:
-    if not moments:
-        raise UsageError(f"no request {args.rid!r} in {args.log}" + (f" up to seq {args.at}" if args.at else ""))
+def _show_lives(args: argparse.Namespace, lives: dict[str, list[Any]], seq: int | None) -> int:
+    if not lives:
+        raise UsageError(f"no request {args.rid!r} in {args.log} up to seq {seq}: it came later")
     if args.json:
-        life = [{"seq": m.seq, "t": m.t, "what": m.what, **m.detail} for m in moments]
-        print_json({"rid": args.rid, "life": life})
-    else:
-        say("\n".join(moment.line() for moment in moments))
+        told = [
+            {"rid": rid, "life": [{"seq": m.seq, "t": m.t, "what": m.what, **m.detail} for m in moments]}
+            for rid, moments in lives.items()
+        ]
+        print_json(one_or_all(args.rid, told))
+        return OK
+    for rid, moments in lives.items():
+        say("\n".join([*([f"{rid}:"] if len(lives) > 1 else []), *(moment.line() for moment in moments)]))
     return OK

@@ -51,6 +51,21 @@ def seq_of(log: LogReader, at: int | float | None) -> int | None:
     return last
 
 
+def rids_of(log: LogReader, asked: str, path: str) -> list[str]:
+    """The requests that an id names, their own or an answer's. Raises UsageError when there is none."""
+    from leftfold.replay.names import named
+
+    found = named(log, asked)
+    if not found.rids:
+        raise UsageError(f"no request {asked!r} in {path}: {found.others()}")
+    return found.rids
+
+
+def one_or_all(asked: str, found: list[dict[str, Any]]) -> dict[str, Any]:
+    """The object that `--json` prints: what was found of the request, or of all those of an answer's id."""
+    return found[0] if len(found) == 1 else {"rid": asked, "requests": found}
+
+
 def check_at(seq: int | None, *logs: LogReader) -> None:
     """Raises UsageError when no log, read to its end, has a record of that number."""
     last = max(log.next_seq - 1 for log in logs)
@@ -119,9 +134,35 @@ def checked_settings(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def report_damage(as_json: bool, error: Exception) -> int:
-    """A log that cannot be read or folded is a finding."""
+def report_damage(as_json: bool, error: Exception, *logs: str) -> int:
+    """A log that cannot be read or folded is a finding; `logs`: the folders that were read."""
     import sys
 
-    print_json({"error": str(error)}) if as_json else print(f"leftfold: {error}", file=sys.stderr)
+    text = _placed(error, logs)
+    print_json({"error": text}) if as_json else print(f"leftfold: {text}", file=sys.stderr)
     return FINDING
+
+
+def _placed(error: Exception, logs: tuple[str, ...]) -> str:
+    """The error with the folder it is about: as the segment's path, or before the rest."""
+    from leftfold.events import LogDamaged
+
+    text = str(error)
+    at_fault = [log for log in logs if len(logs) == 1 or _trouble(log) == text]
+    if len(at_fault) != 1 or at_fault[0] in text:
+        return text
+    if isinstance(error, LogDamaged) and text.startswith(error.segment):
+        return str(Path(at_fault[0]) / text)
+    return f"{at_fault[0]}: {text}"
+
+
+def _trouble(log: str) -> str:
+    """What is wrong with a log's lines."""
+    from leftfold.events import LogError
+
+    try:
+        for _ in read_log(log):
+            pass
+    except LogError as error:
+        return str(error)
+    return ""

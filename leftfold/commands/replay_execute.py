@@ -24,7 +24,8 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_log(parser)
     parser.add_argument("--model", metavar="MODEL", help="where the model is (default: the name that the log has)")
     parser.add_argument("--other-model", action="store_true", help="allow a model that is not the log's")
-    parser.add_argument("--rid", metavar="RID", action="append", help="this request alone; may be repeated")
+    parser.add_argument("--rid", metavar="RID", action="append",
+                        help="this request alone (its id, or its answer's); may be repeated")  # fmt: skip
     parser.add_argument("--limit", type=positive, metavar="N", help="the first N requests alone")
     parser.add_argument("--dtype", default="auto", help="as the engine's (default %(default)s)")
     parser.add_argument("--device", default="auto", help="as the engine's (default %(default)s)")
@@ -37,9 +38,12 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """0 when every token is the same."""
     from leftfold.replay.execute import execute, recorded
+    from leftfold.replay.names import named
 
     def look() -> int:
-        config, model, requests = recorded(read_log(args.log), args.rid)
+        log = read_log(args.log)
+        rids = None if args.rid is None else [rid for asked in args.rid for rid in named(log, asked).rids or [asked]]
+        config, model, requests = recorded(log, rids)
         requests = requests[: args.limit]
         if not requests:
             raise UsageError(f"no request with an answer in {args.log}" + (f" called {args.rid}" if args.rid else ""))

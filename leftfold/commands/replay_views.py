@@ -13,9 +13,11 @@ from leftfold.commands.replay_common import (
     add_log,
     allow_policy,
     check_at,
+    one_or_all,
     out_path,
     read_log,
     report_damage,
+    rids_of,
     say,
     seq_of,
 )
@@ -32,7 +34,7 @@ def _diff_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _request_arguments(parser: argparse.ArgumentParser) -> None:
     add_log(parser)
-    parser.add_argument("rid", metavar="RID", help="the request's id, as leftfold replay show has it")
+    parser.add_argument("rid", metavar="RID", help="the request's id, or its answer's (chatcmpl-…, cmpl-…, resp_…)")
     allow_policy(parser)
 
 
@@ -55,7 +57,7 @@ def guarded(args: argparse.Namespace, look: Callable[[], int]) -> int:
     try:
         return look()
     except (LogError, CodecError, ReplayError) as error:
-        return report_damage(args.json, error)
+        return report_damage(args.json, error, *(vars(args)[name] for name in ("log", "other") if name in args))
 
 
 def run_diff(args: argparse.Namespace) -> int:
@@ -77,13 +79,13 @@ def run_timeline(args: argparse.Namespace) -> int:
     from leftfold.replay.timeline import timelines
 
     def look() -> int:
-        found = timelines(read_log(args.log), args.rid)
-        if not found:
-            raise UsageError(f"no request {args.rid!r} in {args.log}")
+        log = read_log(args.log)
+        found = {rid: timelines(log, rid) for rid in rids_of(log, args.rid, args.log)}
         if args.json:
-            print_json({"rid": args.rid, "choices": [line.as_dict() for line in found]})
+            told = [{"rid": rid, "choices": [line.as_dict() for line in lines]} for rid, lines in found.items()]
+            print_json(one_or_all(args.rid, told))
         else:
-            say("\n".join(line.describe() for line in found))
+            say("\n".join(line.describe() for lines in found.values() for line in lines))
         return OK
 
     return guarded(args, look)
@@ -95,11 +97,16 @@ def run_explain(args: argparse.Namespace) -> int:
     def look() -> int:
         log = read_log(args.log)
         seq = seq_of(log, args.at)
-        found = explain(log, args.rid, seq)
+        until = round(args.at * 1e6) if isinstance(args.at, float) else None
+        told = [explain(log, rid, seq, until=until) for rid in rids_of(log, args.rid, args.log)]
         check_at(seq, log)
-        if not found.known:
-            raise UsageError(f"no request {args.rid!r} in {args.log}" + (f" up to seq {found.seq}" if args.at else ""))
-        print_json(found.as_dict()) if args.json else say(found.describe())
+        found = [one for one in told if one.known]
+        if not found:
+            raise UsageError(f"no request {args.rid!r} in {args.log} up to seq {seq}: it came later")
+        if args.json:
+            print_json(one_or_all(args.rid, [one.as_dict() for one in found]))
+        else:
+            say("\n".join(one.describe() for one in found))
         return OK
 
     return guarded(args, look)

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from leftfold.commands.simulate import cost_model
     from leftfold.replay.errors import SettingsError
     from leftfold.replay.policies import PolicyError, load
-    from leftfold.replay.simulating.fit import fit, samples_of
+    from leftfold.replay.simulating.fit import FitError, fit, samples_of
     from leftfold.replay.simulating.whatif import recording, what_if
 
     settings = checked_settings(args.settings)
@@ -45,7 +45,10 @@ def run(args: argparse.Namespace) -> int:
         if args.cost is not None:
             cost = cost_model(args.cost)
         else:
-            cost = fit(samples_of(log), f"the steps of the log {args.log}")
+            try:
+                cost = fit(samples_of(log), f"the steps of the log {args.log}")
+            except FitError as error:
+                raise FitError(f"{error}; give one with --cost FILE (leftfold simulate fit writes it)") from error
         recorded = recording(log)
         try:
             table = what_if(recorded, cost, settings)
@@ -53,7 +56,9 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"--set: {error}") from error
         except PolicyError as error:
             raise UsageError(f"--policy: {error}") from error
-        found = {**table, "settings": settings, "left_out": dict(recorded.left_out), "cost": cost.as_dict()}
+        left_out = dict(recorded.left_out)
+        about = {"warnings": warnings(table), "settings": settings, "left_out": left_out, "cost": cost.as_dict()}
+        found = {**table, **about}
         print_json(found) if args.json else print(described(found))
         return OK
 
@@ -61,20 +66,23 @@ def run(args: argparse.Namespace) -> int:
 
 
 COLUMNS = ("recorded", "simulated", "changed")
+ANSWERED = ("stop", "length")
 
 
 def described(found: dict[str, Any]) -> str:
     """The table for a reader."""
-    lines = [f"{'':<24}" + "".join(f"{name:>14}" for name in COLUMNS)]
+    lines = [f"{'':<24}" + "".join(f"{name:>14}" for name in COLUMNS), *_ends(found)]
     for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
         for part in ("mean", "p50", "p90", "p99"):
             lines.append(_line(f"{name[:4].rstrip('_').upper()} {part}, ms", [found[c][name][part] for c in COLUMNS]))
     for name, text in (
         ("output_tokens_per_second", "output tokens/s"), ("requests_per_second", "requests/s"),
+        ("output_tokens", "output tokens"),
         ("virtual_seconds", "seconds"), ("steps", "steps"), ("preemptions", "preemptions"),
         ("cache_hit_share", "cache hit share"),
     ):  # fmt: skip
         lines.append(_line(text, [found[c][name] for c in COLUMNS]))
+    lines += [f"warning: {text}" for text in found["warnings"]]
     changed = ", ".join(f"{name}={value}" for name, value in found["settings"].items())
     lines.append(f"changed: {changed or 'nothing'}")
     if found["left_out"]:
@@ -82,6 +90,30 @@ def described(found: dict[str, Any]) -> str:
     quality = ", ".join(f"{name} {value}" for name, value in found["cost"]["quality"].items())
     lines.append(f"cost model: {found['cost']['source']} ({quality})")
     return "\n".join(lines)
+
+
+def warnings(table: dict[str, dict[str, Any]]) -> list[str]:
+    """What makes the changed figures look better than they are: fewer answers, whose times alone count, or shorter."""
+    changed, before = table["changed"], table["recorded"]["ended"]
+    worse = [
+        f"{count} of {changed['requests']} end with {reason} (as recorded: {before.get(reason, 0)})"
+        for reason, count in changed["ended"].items()
+        if reason not in (*ANSWERED, "live") and count > before.get(reason, 0)
+    ]
+    if worse:
+        return [f"{', '.join(worse)}; the times are those of the rest alone"]
+    tokens, whole = changed["output_tokens"], table["simulated"]["output_tokens"]
+    return [f"answers are cut short: {tokens} output tokens instead of {whole}"] if tokens < whole else []
+
+
+def _ends(found: dict[str, Any]) -> list[str]:
+    """How many choices of requests were answered, and how many ended otherwise, by reason."""
+    ended = [found[column]["ended"] for column in COLUMNS]
+    lines = [_line("answered", [sum(one.get(reason, 0) for reason in ANSWERED) for one in ended])]
+    for reason in sorted({reason for one in ended for reason in one} - {*ANSWERED}):
+        name = "still live" if reason == "live" else f"ended with {reason}"
+        lines.append(_line(name, [one.get(reason, 0) for one in ended]))
+    return lines
 
 
 def _line(name: str, values: list[Any]) -> str:

@@ -195,7 +195,7 @@ def run_fit(args: argparse.Namespace) -> int:
     except TraceError as error:
         raise UsageError(str(error)) from error
     except (ReplayError, LogError, CodecError) as error:
-        return report_damage(args.json, error)
+        return report_damage(args.json, error, args.source)
     if args.out is not None:
         try:
             out_path(args.out, args.source).write_text(json.dumps(model.as_dict(), indent=1) + "\n")

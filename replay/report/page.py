@@ -141,12 +141,6 @@ def _slowest(report: Report) -> str:
     )
 
 
-def _unheld(one: dict[str, Any]) -> str:
-    if one["preempted_ms"]:
-        return "No decision held it back: a lost executor, a restart or a change of limits put it back in line."
-    return "No decision held it back."
-
-
 def _slow(one: dict[str, Any], longest: float) -> str:
     which = "".join(f" {name} {one[name]}" for name in ("epoch", "choice") if one[name])
     figures = [
@@ -158,7 +152,7 @@ def _slow(one: dict[str, Any], longest: float) -> str:
         f"prompt {one['prompt_tokens']:,} ({one['cached_tokens']:,} cached) → {one['output_tokens']:,} tokens, "
         f"arrived at {one['arrived_s']:.2f} s, record {one['seq']:,}"
     )
-    because = "".join(f"<li>{_text(text, 600)}</li>" for text in one["because"] or [_unheld(one)])
+    because = "".join(f"<li>{_text(text, 600)}</li>" for text in one["because"] or ["Nothing held it back."])
     return (
         f'<article><h3><bdi>{_text(one["rid"])}</bdi>{_text(which)} <small>{_text(sizes)}</small></h3>'
         f'<p class="figures">{told}</p>{life(one["spans"], longest)}<ul class="because">{because}</ul></article>'

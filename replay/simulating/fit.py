@@ -113,7 +113,8 @@ def fit(samples: Sequence[Sample], source: str) -> CostModel:
     absolute error in percent, the share of the total that is off without the scaling.
     """
     if len(samples) < len(FEATURES):
-        raise FitError(f"{len(samples)} steps are too few to fit {len(FEATURES)} coefficients to")
+        few = f"{len(samples)} of them went well, too few to fit {len(FEATURES)} coefficients to"
+        raise FitError(f"{source}: {few}")
     matrix = np.array([features(sample.work) for sample in samples], np.float64)
     times = np.array([max(1, sample.micros) for sample in samples], np.float64)
     weight = 1 / np.sqrt(times)

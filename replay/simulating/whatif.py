@@ -84,7 +84,7 @@ def recording(records: Iterable[Record]) -> Recording:
     services = [service for request in requests for service in request.services.values()]
     for request in live.values():  # what still lives has no end to be compared
         left_out["unfinished requests"] += 1
-        services += [Service(request.event.t)]
+        services += [] if request.services else [Service(request.event.t)]
     figures = Figures(services, (last - first) / 1e6, counts["preemptions"], steps, counts["prefix_hits"],
                       counts["prefix_queries"])  # fmt: skip
     return Recording(*_workload(requests, first), replace(config, vocab_size=None), figures, dict(left_out))

@@ -15,8 +15,10 @@ import pytest
 
 from leftfold import cli
 from leftfold.cli import COMMANDS, main
-from leftfold.events import EventLog
+from leftfold.events import EventLog, Pause, Resume
+from leftfold.executor.cost import CostModel
 from leftfold.fsm import GATES, TRANSITIONS
+from leftfold.replay.fold import fold
 from tests.logs import Recorder, record
 
 SVG = "{http://www.w3.org/2000/svg}"
@@ -271,6 +273,44 @@ def test_a_place_beyond_the_end_is_wrong_use(
     assert out == "" and err == f"leftfold: --at {last + 1} is beyond the log's last record, {last}\n"
 
 
+DAMAGED: list[tuple[str, ...]] = [
+    ("replay", "show", "LOG"), ("log", "cat", "LOG"), ("log", "stat", "LOG"), ("replay", "whatif", "LOG"),
+    ("log", "export", "LOG", "OUT"), ("log", "sanitize", "LOG", "OUT"), ("replay", "diff", "LOG", "OTHER"),
+    ("replay", "diff", "OTHER", "LOG"), ("simulate", "fit", "LOG"), ("replay", "timeline", "LOG", "zz"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("command", DAMAGED, ids=lambda command: " ".join(command[:2]))
+def test_damage_is_told_with_the_path_of_the_segment(
+    log: str, tmp_path: Path, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EventLog.open(tmp_path / "other") as made:
+        record(made)
+    flip(log)
+    places = {"LOG": log, "OUT": str(tmp_path / "out"), "OTHER": str(tmp_path / "other")}
+    assert run(*(places.get(part, part) for part in command)) == 1
+    out, err = capsys.readouterr()
+    assert out == "" or command[:2] == ("log", "cat"), "which prints what is whole"
+    assert err.startswith(f"leftfold: {log}/00000001.jsonl, line ") and err.count("\n") == 1
+
+
+def test_a_log_without_a_step_is_named_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, cost = str(tmp_path / "log"), tmp_path / "cost.json"
+    with EventLog.open(folder) as made:
+        Recorder(made)
+    assert run("replay", "whatif", folder) == 1
+    err = capsys.readouterr().err
+    assert err.startswith(f"leftfold: the steps of the log {folder}: 0 of them went well, too few to fit ")
+    assert "; give one with --cost FILE" in err and err.count("\n") == 1
+    assert run("simulate", "fit", folder, "--json") == 1
+    assert f"the log {folder}: 0 of them" in one_object(capsys.readouterr().out)["error"]
+    cost.write_text(json.dumps(CostModel({"step": 1000.0}, "made up").as_dict()))
+    assert run("replay", "whatif", folder, "--cost", str(cost)) == 0
+    assert "answered" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("command", [("replay", "show"), ("log", "cat"), ("log", "stat")])
 def test_damage_is_a_finding_for_every_reader(
     log: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
@@ -295,6 +335,100 @@ def test_show_prints_the_state_and_a_life(log: str, capsys: pytest.CaptureFixtur
     assert one_object(capsys.readouterr().out)["life"][0]["what"] == "admit"
     assert run("replay", "show", log, "--rid", "zz") == 2
     assert "no request 'zz'" in capsys.readouterr().err
+
+
+def test_show_names_who_ended_lately(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("replay", "show", log) == 0
+    ended = fold(EventLog.read(log)).state.finished  # type: ignore[union-attr]
+    names = [request.rid for request in ended]
+    assert f"ended lately (see --rid): {', '.join(names)}\nno live requests" in capsys.readouterr().out
+    assert sorted(names) == ["a", "b", "c", "d"]
+    assert run("replay", "show", log, "--json") == 0
+    assert one_object(capsys.readouterr().out)["finished"] == names
+    assert run("replay", "show", log, "--at", "3") == 0
+    assert "ended lately" not in capsys.readouterr().out
+
+
+BASE = "605c51979403d33a789c315a"
+
+
+@pytest.fixture
+def answers(tmp_path: Path) -> str:
+    """A log of an answer with two choices as requests of their own, of one with one, and of a request beside them."""
+    with EventLog.open(tmp_path / "answers") as made:
+        recorder = Recorder(made)
+        for rid in (f"{BASE}-0", f"{BASE}-1", "aa-0", "mine"):
+            recorder.admit(rid, [1, 2, 3])
+            recorder.run()
+    return str(tmp_path / "answers")
+
+
+VIEWS: list[tuple[str, ...]] = [("timeline", "LOG", "RID"), ("explain", "LOG", "RID"), ("show", "LOG", "--rid", "RID")]
+
+
+def view(command: tuple[str, ...], log: str, rid: str, *more: str) -> int:
+    return run("replay", *({"LOG": log, "RID": rid}.get(part, part) for part in command), *more)
+
+
+@pytest.mark.parametrize("command", VIEWS, ids=lambda command: command[0])
+@pytest.mark.parametrize("name", ["chatcmpl-{}", "cmpl-{}", "resp_{}", "{}"])
+def test_a_request_is_found_by_the_id_of_its_answer(
+    answers: str, name: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert view(command, answers, name.format(BASE)) == 0
+    out = capsys.readouterr().out
+    assert f"{BASE}-0" in out and f"{BASE}-1" in out and "aa-0" not in out
+    assert view(command, answers, name.format(BASE), "--json") == 0
+    found = one_object(capsys.readouterr().out)
+    assert found["rid"] == name.format(BASE)
+    assert [one["rid"] for one in found["requests"]] == [f"{BASE}-0", f"{BASE}-1"]
+    for rid in (name.format("aa"), name.format("aa-0")):
+        assert view(command, answers, rid, "--json") == 0
+        assert one_object(capsys.readouterr().out)["rid"] == "aa-0"
+
+
+@pytest.mark.parametrize("command", VIEWS, ids=lambda command: command[0])
+def test_an_id_that_nobody_has_is_answered_with_those_there_are(
+    answers: str, log: str, command: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert view(command, answers, "chatcmpl-zz") == 2
+    told = f"no request 'chatcmpl-zz' in {answers}: it holds '{BASE}-0', '{BASE}-1', 'aa-0', 'mine'"
+    assert capsys.readouterr().err == f"leftfold: {told}\n"
+    assert view(command, answers, "resp_") == 2
+    assert view(command, log, "9", "--json") == 2
+    if command[0] != "timeline":
+        capsys.readouterr()
+        assert view(command, answers, "mine", "--at", "3") == 2
+        assert capsys.readouterr().err == f"leftfold: no request 'mine' in {answers} up to seq 3: it came later\n"
+
+
+def test_records_are_found_by_the_id_of_an_answer(answers: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("log", "cat", answers, "--rid", f"chatcmpl-{BASE}", "--type", "admit", "--json") == 0
+    found = one_object(capsys.readouterr().out)["records"]
+    assert [record["rid"] for record in found] == [f"{BASE}-0", f"{BASE}-1"]
+
+
+def test_many_ids_are_named_by_the_newest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with EventLog.open(tmp_path / "log") as made:
+        recorder = Recorder(made)
+        for number in range(9):
+            recorder.admit(f"r{number}", [1, 2, 3])
+    assert run("replay", "timeline", str(tmp_path / "log"), "x") == 2
+    assert "it holds 9 ids, the newest of them 'r4', 'r5', 'r6', 'r7', 'r8' " in capsys.readouterr().err
+
+
+def test_what_still_holds_counts_up_to_the_time_that_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with EventLog.open(tmp_path / "log") as made:
+        recorder = Recorder(made)
+        recorder.admit("a", [1, 2, 3], max_tokens=12)
+        recorder.run(2)
+        recorder.take(Pause, mode="keep", call="p")
+        recorder.t += 10_000_000
+        recorder.take(Resume, call="r")
+    assert run("replay", "explain", str(tmp_path / "log"), "a", "--at", "7s") == 0
+    assert "it was held 7.000 s, decoding, while the engine was paused" in capsys.readouterr().out
 
 
 def test_log_cat_prints_records(log: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -97,8 +97,10 @@ def test_a_request_that_only_a_loss_put_back_is_told_so() -> None:
     made.run()
     report = build(World.read(log), "lost")
     [slow] = report.slowest
-    assert slow["because"] == [] and slow["preempted_ms"] > 0 and slow["preemptions"] == 0
-    assert "No decision held it back: a lost executor, a restart or a change of limits" in render(report)
+    assert slow["preempted_ms"] > 0 and slow["preemptions"] == 0
+    told = "it had to give its row up and go back in line: the executor was lost"
+    assert [told in text for text in slow["because"]] == [False, True] and told in render(report)
+    assert "while the executor was absent: from the ExecutorLost at seq 7 to the Started at seq 8" in slow["because"][0]
 
 
 def test_text_is_shown_without_what_steers_it() -> None:

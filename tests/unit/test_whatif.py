@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from leftfold.commands.replay_whatif import described, warnings
 from leftfold.events import Abort, Admit, EventLog, Retention, SamplingParams, prune
 from leftfold.executor.cost import CostModel
 from leftfold.fsm import Config
@@ -62,6 +63,54 @@ def test_what_was_simulated_is_what_the_engine_would_have_done() -> None:
 def test_settings_that_cannot_be() -> None:
     with pytest.raises(SettingsError, match="page_size"):
         what_if(recording(captured()), COST, {"page_size": 0})
+
+
+def told(settings: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The table and its lines, as the command prints them."""
+    table = what_if(recording(captured()), COST, settings)
+    found = {**table, "warnings": warnings(table), "settings": settings, "left_out": {}, "cost": COST.as_dict()}
+    return found, described(found).splitlines()
+
+
+@pytest.mark.parametrize("settings", [{"num_pages": 2, "max_model_len": 8}, {"max_model_len": 24}])
+def test_a_table_says_how_many_were_refused_and_warns(settings: dict[str, Any]) -> None:
+    found, lines = told(settings)
+    ended = found["changed"]["ended"]
+    assert ended["error"] > 0
+    answered = sum(count for reason, count in ended.items() if reason != "error")
+    rows = {line.split("  ")[0]: line.split()[-3:] for line in lines}
+    assert rows["answered"] == ["40", "40", str(answered)]
+    assert rows["ended with error"] == ["0", "0", str(ended["error"])]
+    [warning] = found["warnings"]
+    assert warning.startswith(f"{ended['error']} of 40 end with error (as recorded: 0)")
+    assert f"warning: {warning}" in lines
+
+
+def test_a_queue_that_is_full_is_warned_of() -> None:
+    found, lines = told({"max_queued_requests": 1, "max_running": 1})
+    assert found["changed"]["ended"]["error"] > 0 and any(line.startswith("warning: ") for line in lines)
+
+
+def test_answers_that_are_cut_short_are_warned_of() -> None:
+    found, _ = told({"max_model_len": 52})
+    changed = found["changed"]
+    assert changed["ended"] == {"length": 40} and changed["output_tokens"] < found["simulated"]["output_tokens"]
+    tokens = [changed["output_tokens"], found["simulated"]["output_tokens"]]
+    assert found["warnings"] == ["answers are cut short: {} output tokens instead of {}".format(*tokens)]
+
+
+def test_what_was_refused_as_recorded_and_what_gets_better_is_no_warning() -> None:
+    found, lines = told({"max_running": 16})
+    assert found["warnings"] == [] and not any("warning" in line for line in lines)
+    story = Story()
+    story.made.take(Admit, rid="wrong", prompt=[], params=SamplingParams())
+    story.made.admit("a", [1, 2, 3])
+    story.made.run(2)
+    table = what_if(story.recorded(), COST, {})
+    assert table["recorded"]["ended"] == {"error": 1, "live": 1} and warnings(table) == []
+    shown = described({**table, "warnings": [], "settings": {}, "left_out": {}, "cost": COST.as_dict()}).splitlines()
+    rows = {line.split("  ")[0]: line.split()[-3:] for line in shown}
+    assert rows["ended with error"] == ["1", "1", "1"] and rows["still live"] == ["1", "0", "0"]
 
 
 class Story:

@@ -83,7 +83,7 @@ export function why(app) {
   if (!answer) parts.push(h("p", { class: "soft" }, "looking…"));
   else {
     const told = [...answer.sentences, ...answer.outcome];
-    parts.push(h("ul", { class: "why" }, (told.length ? told : ["No decision held it back."]).map((text) => h("li", {}, plain(text)))));
+    parts.push(h("ul", { class: "why" }, (told.length ? told : ["Nothing held it back."]).map((text) => h("li", {}, plain(text)))));
     if (answer.divergence != null) parts.push(h("p", { class: "note" }, `Today's planner decides otherwise at record ${count(answer.divergence)}.`));
   }
   parts.push(h("h3", {}, "Its life"), table(["", "#from", "#for", "record"], life.spans.map(([kind, begin, end, seq]) =>
