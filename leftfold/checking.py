@@ -112,7 +112,7 @@ def check(options: Any) -> None:
             if not isinstance(value, float) or math.isfinite(value):
                 continue
         allowed = [str(rule) for rule in rules] or [_TYPES[kind] for kind in kinds if kind in _TYPES]
-        raise ConfigurationError(f"{name} is {_short(value)}: give {' or '.join(allowed)}")
+        raise ConfigurationError(f"{name} is {short(value)}: give {' or '.join(allowed)}")
 
 
 @functools.cache
@@ -128,9 +128,10 @@ def _fields(kind: type) -> dict[str, tuple[tuple[type, ...], tuple[Rule, ...]]]:
     return found
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value as it stands in a message."""
     text = repr(value)
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-__all__ = ["MOST", "MOST_SECONDS", "Named", "OneOf", "Seconds", "Threads", "Whole", "check", "most_threads"]
+__all__ = ["MOST", "MOST_SECONDS", "Named", "OneOf", "Seconds", "Threads", "Whole", "check", "most_threads", "short"]

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from queue import SimpleQueue
 from types import TracebackType
-from typing import Any, cast
+from typing import Any
 
 from leftfold.answer import Answer, Beside, Completion, TokenLogprob, Usage
+from leftfold.asking import (
+    Message,
+    Prompt,
+    conversations_of,
+    is_conversation,
+    params_of,
+    prompt_of,
+    prompts_of,
+    scores_of,
+    stops_of,
+)
 from leftfold.attaching import Delivery, by_choice
 from leftfold.builder import build_engine
 from leftfold.engine import Engine
@@ -21,11 +33,9 @@ from leftfold.executor.base import Score
 from leftfold.fsm import Output
 from leftfold.hub import resolve
 from leftfold.options import EngineOptions
-from leftfold.params import check_params, choice_seed
+from leftfold.params import choice_seed
 from leftfold.text import load_tokenizer
 
-Prompt = str | Sequence[int]
-Message = Mapping[str, Any]
 Inbox = SimpleQueue[tuple[str, Output | None, Sequence[Score]]]
 """Outputs by request, with what came beside each; None: nothing more will come."""
 
@@ -34,14 +44,15 @@ class LLM:
     """A model with its engine, in this process.
 
     `model`: `smollm2`, a local folder, a `.gguf` file or a hub id; `options` as in `EngineOptions`. Without a
-    `log_dir` the events are not kept. Raises EngineError or HubError when the model cannot be loaded. Close it, or
-    use it in a `with` statement. Several threads may ask at once; their requests share the batch.
+    `log_dir` the events are not kept. Raises ConfigurationError for an option that cannot be; EngineError, HubError or
+    TextError when the model cannot be loaded. Close it, or use it in a `with` statement. Several threads may ask at
+    once; their requests share the batch.
     """
 
     def __init__(self, model: str = "smollm2", **options: Any) -> None:
-        options.setdefault("durability", "async" if options.get("log_dir") else "off")
-        chosen = EngineOptions(model=model, **options)
-        self.tokenizer = load_tokenizer(resolve(model).path)
+        options.setdefault("durability", "off" if options.get("log_dir") is None else "async")
+        chosen = _chosen({"model": model, **options})
+        self.tokenizer = load_tokenizer(resolve(chosen.model).path)
         self.engine: Engine = build_engine(chosen, self._deliver)
         self._inboxes: dict[str, Inbox] = {}
         self._failure = ""
@@ -65,12 +76,12 @@ class LLM:
 
         `params`: one for all, or one per prompt. `stop`: strings that end an answer. `logprobs`: how many alternatives
         (0 to 20) to give beside every token with its log-probability; `prompt_logprobs`: the same for the prompt, which
-        is then computed in full, whatever the prefix cache holds.
+        is then computed in full, whatever the prefix cache holds. Raises TypeError and ValueError that name what is
+        wrong.
         """
-        each = _as_prompts(prompts)
-        ids = [self.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt) for prompt in each]
-        beside = Beside(logprobs, prompt_logprobs)
-        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), beside, use_tqdm)
+        asked = prompts_of(prompts)
+        each, stops, beside = params_of(params, len(asked)), stops_of(stop), scores_of(logprobs, prompt_logprobs)
+        return self._answers([self._ids(prompt) for prompt in asked], each, stops, beside, use_tqdm)
 
     def chat(
         self,
@@ -82,11 +93,14 @@ class LLM:
         prompt_logprobs: int | None = None,
         use_tqdm: bool = True,
     ) -> list[Completion]:
-        """Answer one conversation, or each of several; messages as in the HTTP API. Raises TemplateError."""
-        each: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
-        ids = [self.tokenizer.encode_chat(conversation) for conversation in each]
-        beside = Beside(logprobs, prompt_logprobs)
-        return self._answers(ids, _as_params(params, len(ids)), _as_stops(stop), beside, use_tqdm)
+        """Answer one conversation, or each of several; messages as in the HTTP API.
+
+        Raises TemplateError, and TypeError and ValueError as `generate` does.
+        """
+        asked = conversations_of(messages)
+        each, stops, beside = params_of(params, len(asked)), stops_of(stop), scores_of(logprobs, prompt_logprobs)
+        ids = [self.tokenizer.encode_chat(conversation) for conversation in asked]
+        return self._answers(ids, each, stops, beside, use_tqdm)
 
     def stream(
         self,
@@ -97,20 +111,24 @@ class LLM:
         logprobs: int | None = None,
         prompt_logprobs: int | None = None,
     ) -> Iterator[str | Completion]:
-        """One answer as it comes: pieces of text, then the `Completion`. Closing the iterator aborts it."""
-        if isinstance(prompt, str):
-            ids = self.tokenizer.encode(prompt)
-        elif prompt and isinstance(prompt[0], Mapping):
-            ids = self.tokenizer.encode_chat(cast(Sequence[Mapping[str, Any]], prompt))
+        """One answer as it comes: pieces of text, then the `Completion`. Closing the iterator aborts it.
+
+        Raises as `chat` does, when the first piece is asked for.
+        """
+        each, stops, beside = params_of(params, 1), stops_of(stop), scores_of(logprobs, prompt_logprobs)
+        if is_conversation(prompt):
+            ids = self.tokenizer.encode_chat(conversations_of(prompt)[0])
         else:
-            ids = list(cast(Sequence[int], prompt))
-        beside = Beside(logprobs, prompt_logprobs)
-        with self._admitted([ids], [params or SamplingParams()], _as_stops(stop), beside) as (answers, inbox):
+            ids = self._ids(prompt_of(prompt, "prompt"))
+        with self._admitted([ids], each, stops, beside) as (answers, inbox):
             (answer,) = answers.values()
             while answer.result is None:
                 if text := self._next(answers, inbox)[1]:
                     yield text
             yield answer.result
+
+    def _ids(self, prompt: str | list[int]) -> list[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
 
     def _answers(
         self,
@@ -137,8 +155,6 @@ class LLM:
         self, prompts: list[list[int]], params: list[SamplingParams], stops: Sequence[str], beside: Beside
     ) -> Iterator[tuple[dict[str, Answer], Inbox]]:
         """Put requests into the engine; what has not ended when the block is left is aborted."""
-        for wanted in params:
-            check_params(wanted)
         inbox: Inbox = SimpleQueue()
         answers: dict[str, Answer] = {}
         batch, taken = secrets.token_hex(6), True
@@ -214,22 +230,15 @@ class LLM:
         self.close()
 
 
-def _as_prompts(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) and isinstance(prompts[0], int)):
-        return [cast(Prompt, prompts)]
-    return list(cast(Sequence[Prompt], prompts))
-
-
-def _as_params(params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise ValueError(f"{len(params)} sampling parameters for {count} prompts: give one for all, or one for each")
-    return list(params)
-
-
-def _as_stops(stop: str | Sequence[str]) -> list[str]:
-    return [stop] if isinstance(stop, str) else list(stop)
+def _chosen(options: dict[str, Any]) -> EngineOptions:
+    """Raises ConfigurationError; TypeError for an option that there is not."""
+    known = [field.name for field in dataclasses.fields(EngineOptions)]
+    for name, value in options.items():
+        if name not in known:
+            raise TypeError(f"{name} is no option: there are {', '.join(known)}")
+        if isinstance(value, os.PathLike):
+            options[name] = os.fspath(value)
+    return EngineOptions(**options)
 
 
 __all__ = ["LLM", "Completion", "TokenLogprob", "Usage"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from leftfold.events import SamplingParams
 
@@ -37,6 +37,10 @@ def check_params(params: SamplingParams) -> None:
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
             raise ValueError(f"{name} = {value!r}: must be a number from {low:g} to {high:g}")
+    if not isinstance(params.ignore_eos, bool):
+        raise ValueError(f"ignore_eos = {params.ignore_eos!r}: must be True or False")
+    if isinstance(params.stop_token_ids, str) or not isinstance(params.stop_token_ids, Collection):
+        raise ValueError(f"stop_token_ids = {params.stop_token_ids!r}: must be a list of token ids")
     for token in params.stop_token_ids:
         _check_token("stop_token_ids", token)
     if params.logit_bias is not None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -108,7 +110,7 @@ def test_seeds_are_of_64_bits_for_every_choice(llm: LLM) -> None:
         {"temperature": float("nan")}, {"temperature": -1.0}, {"top_p": 2}, {"n": 0}, {"max_tokens": 1.5},
         {"top_k": "x"}, {"seed": 2**64}, {"repetition_penalty": 0.0}, {"logit_bias": {"a": 1.0}},
         {"logit_bias": {1: float("inf")}},
-        {"stop_token_ids": [-1]},
+        {"stop_token_ids": [-1]}, {"stop_token_ids": 5}, {"stop_token_ids": "5"}, {"ignore_eos": 1},
     ],
 )  # fmt: skip
 def test_parameters_out_of_range_are_refused_by_name(llm: LLM, wrong: dict) -> None:
@@ -173,8 +175,6 @@ def test_scores_end_with_the_answer(llm: LLM) -> None:
     *_, streamed = llm.stream("stop here", params, stop=whole.text[5:7], logprobs=1)
     assert stopped.logprobs is not None and len(stopped.logprobs) == len(stopped.token_ids) < 60
     assert streamed == stopped
-    wrong = llm.generate("a", params, logprobs=21, use_tqdm=False)[0]
-    assert wrong.error == "logprobs is 21, it must be 0 to 20" and wrong.logprobs == ()
 
 
 def test_a_stop_token_ends_the_text_before_it_and_is_among_the_ids(llm: LLM) -> None:
@@ -234,6 +234,86 @@ def test_nothing_can_be_asked_of_a_closed_one(folder: Path) -> None:
 def test_a_model_that_is_not_there_is_said_so(tmp_path: Path) -> None:
     with pytest.raises(ModelNotFound, match="no model 'nowhere'"):
         LLM("nowhere")
+
+
+@pytest.mark.parametrize(("wrong", "told"), [
+    ({"model": 5}, "model is 5: give"), ({"model": ""}, "model is ''"), ({"max_num_seqs": 0}, "max_num_seqs is 0"),
+    ({"max_num_batched_tokens": 0}, "max_num_batched_tokens is 0"), ({"max_model_len": 0}, "max_model_len is 0"),
+    ({"max_model_len": "x"}, "max_model_len is 'x'"), ({"page_size": 0}, "page_size is 0"),
+    ({"page_size": -1}, "page_size is -1"), ({"threads": 100_000}, "threads is 100000"),
+    ({"log_dir": ""}, "log_dir is ''"),
+])  # fmt: skip
+def test_an_option_that_cannot_be_is_told_before_anything_is_loaded(folder: Path, wrong: Any, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        LLM(**{"model": str(folder), **OPTIONS, **wrong})
+
+
+def test_an_option_that_there_is_not_is_named(folder: Path) -> None:
+    with pytest.raises(TypeError, match="max_seqs is no option: there are model, log_dir, max_num_seqs"):
+        LLM(str(folder), max_seqs=3)
+
+
+def test_places_may_be_paths(folder: Path, tmp_path: Path) -> None:
+    with LLM(folder, log_dir=tmp_path / "log", **OPTIONS) as llm:  # type: ignore[arg-type]
+        assert llm.generate(np.array([1, 2, 3]), GREEDY, use_tqdm=False)[0].prompt_token_ids == (1, 2, 3)
+    assert (tmp_path / "log").is_dir()
+
+
+MESSAGE = {"role": "user", "content": "x"}
+PROMPTS: list[tuple[Any, type[Exception], str]] = [
+    (None, TypeError, "prompts is None: give a text, token ids, or a list of such"), (5, TypeError, "prompts is 5"),
+    (b"x", TypeError, "prompts is b'x'"), ({"a": 1}, TypeError, "prompts is {'a': 1}"),
+    (["a", None], TypeError, r"prompts\[1\] is None: give a text or token ids"),
+    ([MESSAGE], TypeError, r"prompts\[0\] is {'role': 'user', 'content': 'x'}"),
+    ([1, "x"], TypeError, "prompts holds 'x': token ids are whole numbers"), ([1, 2.0], TypeError, "prompts holds 2.0"),
+    (["a", [1, True]], TypeError, r"prompts\[1\] holds True"), ([[["a"]]], TypeError, r"prompts\[0\] holds \['a'\]"),
+]
+CONVERSATIONS: list[tuple[Any, type[Exception], str]] = [
+    (None, TypeError, "messages is None: give a list of messages"), ("hi", TypeError, "messages is 'hi'"),
+    (MESSAGE, TypeError, "messages is {"), (["hi"], TypeError, r"messages\[0\] is 'hi'"),
+    ([MESSAGE, "hi"], TypeError, r"messages\[1\] is 'hi': give a message such as"),
+    ([[MESSAGE], 5], TypeError, r"messages\[1\] is 5"), ([[MESSAGE], [5]], TypeError, r"messages\[1\]\[0\] is 5"),
+    ([[MESSAGE], []], ValueError, r"messages\[1\] is empty"),
+    ([{"content": "x"}], TypeError, r"messages\[0\]\['role'\] is None"),
+]
+BESIDE: list[tuple[Any, type[Exception], str]] = [
+    ({"params": {"max_tokens": 2}}, TypeError, r"params is {'max_tokens': 2}: give SamplingParams\(…\)"),
+    ({"params": 5}, TypeError, "params is 5"), ({"params": "x"}, TypeError, "params is 'x'"),
+    ({"params": [5]}, TypeError, r"params\[0\] is 5"), ({"params": []}, ValueError, "0 sampling parameters"),
+    ({"stop": 5}, TypeError, "stop is 5"), ({"stop": ["a", 5]}, TypeError, "stop holds 5"),
+    ({"stop": ""}, ValueError, "stop holds ''"), ({"logprobs": 21}, ValueError, "logprobs is 21: give a whole number"),
+    ({"logprobs": -1}, ValueError, "logprobs is -1"), ({"logprobs": "x"}, ValueError, "logprobs is 'x'"),
+    ({"prompt_logprobs": True}, ValueError, "prompt_logprobs is True"),
+    ({"prompt_logprobs": 21}, ValueError, "prompt_logprobs is 21"),
+]
+
+
+@pytest.mark.parametrize(("prompts", "kind", "told"), PROMPTS)
+def test_a_prompt_that_is_none_is_told(llm: LLM, prompts: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("messages", "kind", "told"), CONVERSATIONS)
+def test_a_conversation_that_is_none_is_told(llm: LLM, messages: Any, kind: type[Exception], told: str) -> None:
+    with pytest.raises(kind, match=told):
+        llm.chat(messages, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize(("given", "kind", "told"), BESIDE)
+def test_what_goes_with_a_prompt_is_checked(llm: LLM, given: Any, kind: type[Exception], told: str) -> None:
+    for ask in (
+        lambda: llm.generate("a", use_tqdm=False, **given), lambda: llm.chat([MESSAGE], use_tqdm=False, **given),
+        lambda: list(llm.stream("a", **given)),
+    ):  # fmt: skip
+        with pytest.raises(kind, match=told):
+            ask()
+
+
+@pytest.mark.parametrize("prompt", [None, 5, {"a": 1}, ["a"], [MESSAGE, 5], [1.5]])
+def test_a_stream_of_what_is_no_prompt_is_told(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(TypeError, match="^(prompt|messages)"):
+        list(llm.stream(prompt, GREEDY))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
