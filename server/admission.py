@@ -18,6 +18,26 @@ DEFAULT_MAX_TOKENS = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """Where a conversation stands in a body, so that messages about it name what was sent.
+
+    `field`: the list of messages, after `before` that stand elsewhere; `parts`: types of text parts, the first is
+    usual.
+    """
+
+    field: str = "messages"
+    before: int = 0
+    parts: tuple[str, ...] = ("text", "input_text")
+
+    def of(self, index: int) -> str:
+        """The name of message `index`."""
+        return f"{self.field}.{index - self.before}"
+
+
+MESSAGES = Place()
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A generation: `n` choices for each of `prompts`; choice i belongs to prompt i // n. `params` has no seed yet.
 
@@ -71,8 +91,8 @@ async def completion_job(body: CompletionBody, service: Service, max_n: int) -> 
     return replace(job, want={"logprobs": body.logprobs, **({"logprobs_from": 0} if body.echo else {})})
 
 
-async def chat_job(body: ChatBody, service: Service, max_n: int) -> Job:
-    """What `/v1/chat/completions` asks for. Raises a 400 ApiError."""
+async def chat_job(body: ChatBody, service: Service, max_n: int, place: Place = MESSAGES) -> Job:
+    """What `/v1/chat/completions` asks for; its messages stood at `place`. Raises a 400 ApiError."""
     if body.top_logprobs and not body.logprobs:
         raise invalid("top_logprobs", "is only allowed with logprobs = true", body.top_logprobs)
     if body.tools or body.functions:
@@ -82,21 +102,23 @@ async def chat_job(body: ChatBody, service: Service, max_n: int) -> Job:
     _check_common(body)
     if body.n > max_n:
         raise invalid("n", f"at most {max_n} choices", body.n)
-    prompt = await chat_prompt(body.messages, service, body.add_generation_prompt)
+    prompt = await chat_prompt(body.messages, service, body.add_generation_prompt, place)
     wanted = body.max_completion_tokens or body.max_tokens or service.max_model_len
-    job = _job(body, service, [prompt], wanted, "messages")
+    job = _job(body, service, [prompt], wanted, place.field)
     return replace(job, want={"logprobs": body.top_logprobs or 0}) if body.logprobs else job
 
 
-async def chat_prompt(messages: Sequence[Any], service: Service, add_generation_prompt: bool) -> list[int]:
+async def chat_prompt(
+    messages: Sequence[Any], service: Service, add_generation_prompt: bool, place: Place = MESSAGES
+) -> list[int]:
     """The prompt ids of a conversation. Raises a 400 ApiError naming the message at fault."""
-    plain = [_message(i, message, service.tokenizer) for i, message in enumerate(messages)]
-    text = await service.texts.render(plain, add_generation_prompt)
-    return await service.texts.encode(text, service.max_prompt_len, "messages", add_special_tokens=False)
+    plain = [_message(place, i, message, service.tokenizer) for i, message in enumerate(messages)]
+    text = await service.texts.render(plain, add_generation_prompt, place.field)
+    return await service.texts.encode(text, service.max_prompt_len, place.field, add_special_tokens=False)
 
 
-def _message(index: int, message: Any, tokenizer: Tokenizer) -> dict[str, Any]:
-    where = f"messages.{index}"
+def _message(place: Place, index: int, message: Any, tokenizer: Tokenizer) -> dict[str, Any]:
+    where = place.of(index)
     if not isinstance(message, dict):
         raise invalid(where, "must be an object with role and content", message)
     role = message.get("role")
@@ -104,10 +126,10 @@ def _message(index: int, message: Any, tokenizer: Tokenizer) -> dict[str, Any]:
         raise invalid(f"{where}.role", "must be a string of 1 to 64 characters", role)
     if role == "developer" and "developer" not in (tokenizer.template_source or ""):
         role = "system"  # the newer name of the same role
-    return {**message, "role": role, "content": _content(where, message.get("content"), role)}
+    return {**message, "role": role, "content": _content(where, message.get("content"), role, place.parts)}
 
 
-def _content(where: str, content: Any, role: str) -> str:
+def _content(where: str, content: Any, role: str, parts: Sequence[str]) -> str:
     if isinstance(content, str):
         return content
     if content is None and role == "assistant":
@@ -117,8 +139,9 @@ def _content(where: str, content: Any, role: str) -> str:
     texts = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in ("text", "input_text") or not isinstance(part.get("text"), str):
-            raise invalid(f"{where}.content.{i}", 'must be {"type": "text", "text": "…"}; only text is supported', part)
+        if kind not in parts or not isinstance(part.get("text"), str):
+            form = f'must be {{"type": "{parts[0]}", "text": "…"}} (types {", ".join(parts)}); only text is supported'
+            raise invalid(f"{where}.content.{i}", form, part)
         texts.append(part["text"])
     return "\n".join(texts)
 

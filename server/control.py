@@ -14,6 +14,7 @@ from fastapi import APIRouter, Request
 from pydantic import BaseModel
 from starlette.responses import Response
 
+from leftfold.checking import MOST
 from leftfold.events import Abort, Call, Event, FlushCache, Pause, Reconfigure, Resume, Sleep, UpdateWeights, Wake
 from leftfold.server.bodies import documented, installed_version, json_response, read_body, server_state
 from leftfold.server.control_types import (
@@ -32,9 +33,14 @@ from leftfold.server.errors import ApiError, invalid, unavailable
 from leftfold.server.group import EngineGone
 from leftfold.server.openai_types import parse_body
 from leftfold.server.streaming import until_gone
+from leftfold.server.wire import Answered
 
 control = APIRouter(tags=["control"])
 _ABORT_SECONDS = 30.0
+_STANDS = (
+    "a pause with mode=keep holds: what had not ended when it came stands still and has not ended since; "
+    "to let it end, POST /resume and then /pause?mode=wait"
+)
 
 CONTROL_PATHS = frozenset({
     "/pause", "/resume", "/is_paused", "/abort_requests", "/flush_cache", "/sleep", "/wake_up", "/is_sleeping",
@@ -56,7 +62,12 @@ def _queried(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 async def _carry_out(request: Request, kind: type[Event], timeout: float | None = None, **fields: Any) -> Response:
-    """Make a control call and answer when the engine has; its refusal is a 409 with the engine's reason."""
+    """Make a control call and answer when the engine has."""
+    return json_response({"ok": True, "info": (await _made(request, kind, timeout, **fields)).info})
+
+
+async def _made(request: Request, kind: type[Event], timeout: float | None, **fields: Any) -> Answered:
+    """The engine's answer to a control call; its refusal is a 409 with the engine's reason."""
     engine = server_state(request).serving().engine
     try:
         answer = await until_gone(request, engine.control(kind, timeout, **fields))
@@ -68,14 +79,22 @@ async def _carry_out(request: Request, kind: type[Event], timeout: float | None 
         raise unavailable(f"the engine stopped before it answered: {gone}") from gone
     if not answer.ok:
         raise ApiError(409, str(answer.info), kind="conflict_error", code="refused")
-    return json_response({"ok": True, "info": answer.info})
+    return answer
 
 
 @control.post("/pause", openapi_extra=_queried(PauseQuery))
 async def pause(request: Request) -> Response:
-    """Stop running requests: `wait` until they are done, `keep` them as they are, or `abort` them. Then answer."""
+    """Stop running requests: `wait` until they are done, `keep` them as they are, or `abort` them. Then answer.
+
+    A pause may become stricter, never laxer: `info.mode` is the one that holds. Where that is `keep` and `wait` was
+    asked for, `info.note` says that answers stand unfinished.
+    """
     query = parse_query(PauseQuery, request)
-    return await _carry_out(request, Pause, query.timeout, mode=query.mode)
+    answer = await _made(request, Pause, query.timeout, mode=query.mode)
+    info = answer.info
+    if query.mode == "wait" and isinstance(info, Mapping) and info.get("mode") == "keep":
+        info = {**info, "note": _STANDS}
+    return json_response({"ok": True, "info": info})
 
 
 @control.post("/resume", openapi_extra=_queried(WaitQuery))
@@ -155,6 +174,9 @@ async def update_weights(request: Request) -> Response:
 async def reconfigure(request: Request) -> Response:
     """Change limits while the engine runs; one that cannot be leaves all as they are."""
     body = parse_body(ReconfigureBody, await read_body(request))
+    for name, value in body.set.items():
+        if isinstance(value, int | float) and abs(value) > MOST:
+            raise invalid(f"set.{name}", f"must be at most {MOST}", value)
     service = server_state(request).serving()
     answer = await _carry_out(request, Reconfigure, body.timeout, set=body.set)
     service.info = {**service.info, **body.set}

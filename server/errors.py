@@ -36,6 +36,14 @@ class ApiError(Exception):
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
 
+_BEYOND = 2.0**63
+
+
+def beyond(value: Any) -> bool:
+    """Whether this may have been a whole number of more than 64 bits: such arrive from JSON as the nearest float."""
+    return isinstance(value, float) and abs(value) >= _BEYOND
+
+
 class _Short(reprlib.Repr):
     """Looks at the beginning of a value alone, however large it is."""
 
@@ -47,6 +55,9 @@ class _Short(reprlib.Repr):
 
     def repr_str(self, value: str, level: int) -> str:
         return repr(value[: self.maxstring])
+
+    def repr_float(self, value: float, level: int) -> str:
+        return "a number beyond 64 bits" if beyond(value) else repr(value)
 
     def repr_dict(self, value: Mapping[Any, Any], level: int) -> str:
         if level <= 0:

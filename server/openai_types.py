@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
-from leftfold.server.errors import ApiError, invalid
+from leftfold.server.errors import ApiError, beyond, invalid
 
 MAX_STOPS = 32
 MAX_STOP_CHARS = 512
@@ -190,14 +191,28 @@ def parse_body(kind: type[Body], data: Any) -> Body:
     try:
         return kind.model_validate(data)
     except ValidationError as error:
-        raise _explain(error.errors(include_url=False, include_context=True)[0]) from None
+        raise _explain(kind, error.errors(include_url=False, include_context=True)[0]) from None
 
 
-def _explain(problem: Mapping[str, Any]) -> ApiError:
+def _explain(kind: type[BaseModel], problem: Mapping[str, Any]) -> ApiError:
     param = ".".join(str(part) for part in problem["loc"]) or "body"
     if problem["type"] == "missing":
         return invalid(param, "is required")
-    message = str(problem["msg"]).removeprefix("Input should be ")
-    if message != problem["msg"]:
-        message = "must be " + message
-    return invalid(param, message, problem["input"])
+    if problem["type"] == "extra_forbidden":
+        known = sorted(field.alias or name for name, field in kind.model_fields.items())
+        return invalid(param, f"is not known here; known: {', '.join(known)}", problem["input"])
+    message, value = str(problem["msg"]), problem["input"]
+    if problem["type"] == "int_type" and beyond(value):
+        return invalid(param, "must be an integer of 64 bits", value)
+    if problem["type"] in _RANGES and beyond(value):  # a field of fractions, which are told as they are
+        return invalid(param, f"{_reworded(message)}, got {value!r}")
+    return invalid(param, _reworded(message), value)
+
+
+_RANGES = ("greater_than", "greater_than_equal", "less_than", "less_than_equal")
+_SHOULD = re.compile(r"^(?:Input|String|Dictionary|List|Value) should (.*?)(?: after validation, not \d+)?$")
+
+
+def _reworded(message: str) -> str:
+    """`Input should be less than 1` as the other messages have it: `must be less than 1`."""
+    return _SHOULD.sub(r"must \1", message)

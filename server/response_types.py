@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
 
+from leftfold.server.admission import Place
 from leftfold.server.errors import invalid, unsupported
-from leftfold.server.openai_types import ChatBody, GenerationBody, _messages, _object
+from leftfold.server.openai_types import MAX_MESSAGES, ChatBody, GenerationBody, _messages, _object
 
 
 def _input(value: Any) -> Any:
@@ -37,7 +38,8 @@ def chat_of(body: ResponseBody) -> ChatBody:
     for name in ("previous_response_id", "conversation", "tools"):
         if getattr(body, name):
             raise unsupported(name)
-    if ((body.text or {}).get("format") or {}).get("type", "text") != "text":
+    form = (body.text or {}).get("format") or {}
+    if not isinstance(form, dict) or form.get("type", "text") != "text":
         raise unsupported("text.format", 'only {"type": "text"} is')
     if body.truncation != "disabled":
         raise unsupported("truncation", 'only "disabled" is')
@@ -50,6 +52,8 @@ def chat_of(body: ResponseBody) -> ChatBody:
         messages.append({"role": "user", "content": body.input})
     else:
         messages += [_message(i, item) for i, item in enumerate(body.input)]
+    if len(messages) > MAX_MESSAGES:
+        raise invalid("input", f"must be at most {MAX_MESSAGES} messages, instructions included")
     fields = {name: getattr(body, name) for name in GenerationBody.model_fields if name in body.model_fields_set}
     fields.pop("stream_options", None)
     if body.max_output_tokens is not None:
@@ -63,13 +67,12 @@ def _message(index: int, item: Any) -> Mapping[str, Any]:
         raise invalid(where, "must be an object", item)
     if item.get("type", "message") != "message":
         raise invalid(f"{where}.type", 'only "message" is supported', item["type"])
-    content: Any = item.get("content")
-    if isinstance(content, Sequence) and not isinstance(content, str):
-        content = [
-            {**part, "type": "text"} if isinstance(part, dict) and part.get("type") == "output_text" else part
-            for part in content
-        ]
-    return {"role": item.get("role"), "content": content}
+    return {"role": item.get("role"), "content": item.get("content")}
 
 
-__all__ = ["ResponseBody", "chat_of"]
+def place_of(body: ResponseBody) -> Place:
+    """Where the messages of `chat_of` stand in `body`."""
+    return Place("input", 1 if body.instructions else 0, ("input_text", "output_text", "text"))
+
+
+__all__ = ["ResponseBody", "chat_of", "place_of"]

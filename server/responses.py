@@ -19,7 +19,7 @@ from leftfold.server.kept import Kept, Terms
 from leftfold.server.keyed import hear_first
 from leftfold.server.openai_types import parse_body
 from leftfold.server.reading import Reading
-from leftfold.server.response_types import ResponseBody, chat_of
+from leftfold.server.response_types import ResponseBody, chat_of, place_of
 from leftfold.server.state import ServerState
 from leftfold.server.streaming import EventStream, frame, until_gone
 
@@ -48,7 +48,7 @@ async def create(request: Request) -> Response:
 
 async def _begin(state: ServerState, body: ResponseBody, key: Key | None) -> Kept:
     """It is made by itself from here on, with one reader. Raises ApiError."""
-    job = await chat_job(chat_of(body), state.serving(), state.options.max_n)
+    job = await chat_job(chat_of(body), state.serving(), state.options.max_n, place_of(body))
     named = {} if key is None else {"key": key.name, "body": key.body}
     terms = terms_of(job, "response", response=_asked(body, job.params.temperature), **named)
     generation = Generation(state, job, body.background)

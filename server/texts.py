@@ -38,11 +38,11 @@ class Texts:
         decode = functools.partial(self._tokenizer.decode, ids, skip_special_tokens=skip_special_tokens)
         return await self._workers(len(ids)).run(decode)
 
-    async def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool) -> str:
+    async def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool, param: str) -> str:
         """The prompt text of a conversation. Raises a 400 ApiError if the model's template refuses it."""
         size = sum(len(message["content"]) for message in messages)
         render = functools.partial(self._tokenizer.render_chat, messages, add_generation_prompt=add_generation_prompt)
         try:
             return await self._workers(size).run(render)
         except TemplateError as error:
-            raise invalid("messages", str(error)) from error
+            raise invalid(param, str(error)) from error

@@ -115,13 +115,19 @@ def setting(text: str) -> tuple[str, Any]:
     """`key=value`, the value as JSON where it reads as such, else as text."""
     import orjson
 
+    from leftfold.checking import MOST, short
+
     key, equals, raw = text.partition("=")
     if not equals or not key:
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form key=value")
     try:
-        return key, orjson.loads(raw)
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        return key, raw
+        value = raw
+    endless = isinstance(value, str) and re.fullmatch(r"-?\d+", value)
+    if endless or (isinstance(value, int | float) and abs(value) > MOST):
+        raise argparse.ArgumentTypeError(f"{short(text)} is out of range: numbers of settings go up to {MOST}")
+    return key, value
 
 
 def print_json(found: Any) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +22,13 @@ from leftfold.text.gguf_tokenizer import build_tokenizer
 # Tokens by which models of different families end a turn; a GGUF file names only one of a model's end tokens.
 _END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|end_of_turn|>")
 _END_OF_TEXT = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>")
+
+_VOCABULARIES = ("vocab.*", "*.model", "*.tiktoken", "tekken.json", "merges.txt", "tokenizer*.json")
+"""Files of which at least one is there where a folder has a tokenizer of an older form."""
+_NAMED = (
+    "tokenizer.json, vocab.json, vocab.txt, tokenizer.model, *.tiktoken; copy the files of the model's tokenizer there"
+)
+_MOST_SAID = 500
 
 
 @dataclass(frozen=True)
@@ -138,12 +147,32 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
             return tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the binding raises bare exceptions
             raise TokenizerError(f"cannot read {file}: {error}") from error
+    if not any(any(path.glob(pattern)) for pattern in _VOCABULARIES):
+        raise TokenizerError(f"no usable tokenizer in {path}: it has none of {_NAMED}")
     try:
         from transformers import AutoTokenizer  # slow to import, and only old folders need its converters
 
-        return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False).backend_tokenizer
+        with _silent("transformers"):
+            return AutoTokenizer.from_pretrained(str(path), trust_remote_code=False).backend_tokenizer
     except Exception as error:  # anything may be missing or broken in a foreign folder
-        raise TokenizerError(f"no usable tokenizer in {path}: {str(error).splitlines()[0]}") from error
+        raise TokenizerError(f"no usable tokenizer in {path}: {_in_a_line(error)}") from error
+
+
+@contextmanager
+def _silent(name: str) -> Iterator[None]:
+    """What a library logs below errors is not for the user, who did not ask it anything."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _in_a_line(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= _MOST_SAID else text[: _MOST_SAID - 1] + "…"
 
 
 def _folder_template(path: Path, config: Mapping[str, Any]) -> str | None:

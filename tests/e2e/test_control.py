@@ -396,6 +396,23 @@ def test_limits_change_while_streams_run_and_the_cache_is_forgotten(folder: Path
     asyncio.run(scenario())
 
 
+def test_a_wait_after_a_keep_says_that_answers_stand_unfinished(folder: Path) -> None:
+    async def scenario() -> None:
+        async with lab(folder) as toy:
+            alone = await toy.undisturbed(2)
+            streams = await toy.kept(2)
+            for _ in range(2):
+                info = (await toy.control("/pause?mode=wait"))["info"]
+                assert info["mode"] == "keep" and "POST /resume and then /pause?mode=wait" in info["note"]
+            await toy.until_load(num_requests_running=2)
+            assert not any(stream.task.done() for stream in streams)
+            await toy.control("/resume")
+            assert (await toy.control("/pause?mode=wait"))["info"] == {"mode": "wait"}
+            assert await toy.texts(streams) == alone
+
+    asyncio.run(scenario())
+
+
 def test_a_paused_engine_is_paused_after_a_restart(folder: Path) -> None:
     async def scenario() -> None:
         async with lab(folder) as toy:

@@ -239,6 +239,19 @@ def test_settings_that_no_engine_has_are_wrong_use(
     assert out == "" and err.count("\n") == 1 and setting.partition("=")[0] in err
 
 
+@pytest.mark.parametrize("number", ["9" * 23, "-" + "9" * 23, "281474976710657", "9" * 5000])
+@pytest.mark.parametrize("command", [
+    ("replay", "verify", "LOG"), ("replay", "whatif", "LOG"), ("simulate", "--trace", "LOG"),
+], ids=lambda command: command[1])  # fmt: skip
+def test_a_setting_beyond_all_settings_is_told_as_it_was_given(
+    command: tuple[str, ...], number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*command, "--set", f"max_running={number}") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("\n") == 1
+    assert f"'max_running={number}"[:79] in err and "numbers of settings go up to 281474976710656" in err
+
+
 def test_verify_of_a_damaged_log_names_segment_and_line(log: str, capsys: pytest.CaptureFixture[str]) -> None:
     flip(log)
     assert run("replay", "verify", log) == 1

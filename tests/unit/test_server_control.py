@@ -93,6 +93,43 @@ def test_a_wrong_parameter_is_a_400_that_names_it_and_nothing_happens(app: App, 
     assert app.engine.controls == []
 
 
+@pytest.mark.parametrize(("path", "known"), [
+    ("/pause?mode=keep", "mode, timeout"), ("/resume?", "timeout"), ("/flush_cache?", "timeout"),
+    ("/sleep?level=1", "level, tags, timeout"), ("/wake_up?", "tags, timeout"),
+])  # fmt: skip
+def test_what_is_not_known_is_told_with_what_is(app: App, path: str, known: str) -> None:
+    assert post(app, f"{path}&foo=1").json()["error"]["message"] == f"foo: is not known here; known: {known}, got '1'"
+
+
+@pytest.mark.parametrize("body", ["/abort_requests", "/update_weights", "/reconfigure", "/call"])
+def test_a_field_that_is_not_known_is_told_with_those_that_are(app: App, body: str) -> None:
+    message = post(app, body, json={**BODIES[body], "foo": 1}).json()["error"]["message"]
+    assert message.startswith("foo: is not known here; known: ") and next(iter(BODIES[body])) in message
+
+
+@pytest.mark.parametrize(("asked", "holds", "told"), [
+    ("wait", "wait", False), ("wait", "keep", True), ("wait", "abort", False), ("keep", "keep", False),
+    ("keep", "abort", False), ("abort", "abort", False),
+])  # fmt: skip
+def test_a_wait_that_is_answered_by_a_keep_says_that_answers_stand_unfinished(
+    app: App, asked: str, holds: str, told: bool
+) -> None:
+    app.engine.answer = Answered("c", True, {"mode": holds})
+    info = post(app, f"/pause?mode={asked}").json()["info"]
+    assert info.pop("mode") == holds
+    assert ("has not ended" in info.get("note", "")) is told is bool(info)
+
+
+@pytest.mark.parametrize(("value", "shown"), [
+    (2**48 + 1, "281474976710657"), (2**63, "9223372036854775808"), (-(2**48) - 1, "-281474976710657"),
+    (99999999999999999999999, "a number beyond 64 bits"), (1e300, "a number beyond 64 bits"),
+])  # fmt: skip
+def test_numbers_that_no_limit_can_be_are_told_as_they_are(app: App, value: Any, shown: str) -> None:
+    error = post(app, "/reconfigure", json={"set": {"max_running": value}}).json()["error"]
+    assert error["message"] == f"set.max_running: must be at most 281474976710656, got {shown}"
+    assert app.engine.controls == []
+
+
 @pytest.mark.parametrize(("path", "body", "param"), [
     ("/abort_requests", {}, "request_ids"), ("/abort_requests", {"request_ids": None}, "request_ids"),
     ("/abort_requests", {"request_ids": "x"}, "request_ids"), ("/abort_requests", {"request_ids": [1]}, "request_ids"),

@@ -138,6 +138,75 @@ def test_messages_that_cannot_be(app: App, messages: Any, param: str) -> None:
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+PARTS = '{"type": "input_text", "text": "…"} (types input_text, output_text, text)'
+
+
+@pytest.mark.parametrize("instructions", [None, "be brief"])
+@pytest.mark.parametrize(("given", "param", "told"), [
+    ([5], "input.0", "an object"),
+    ([{"content": "x"}], "input.0.role", "a string"),
+    ([{"role": "user"}], "input.0.content", "a string or a list"),
+    ([{"role": "user", "content": []}], "input.0.content", "a string or a list"),
+    ([{"role": "user", "content": "ok"}, {"role": "user", "content": 5}], "input.1.content", "a string or a list"),
+    ([{"role": "user", "content": ["x"]}], "input.0.content.0", PARTS),
+    ([{"role": "user", "content": [{"type": "input_image"}]}], "input.0.content.0", PARTS),
+    ([{"role": "user", "content": [{"type": "text", "text": "x"}, {"type": "text"}]}], "input.0.content.1", PARTS),
+    ([{"type": "reasoning"}], "input.0.type", '"message"'),
+    ([{"role": "forbidden", "content": "x"}], "input", "refuses"),
+    ([{"role": "user", "content": "x" * 100}], "input", "tokens"),
+    ("x" * 100, "input", "tokens"),
+])  # fmt: skip
+def test_an_input_that_cannot_be_is_told_by_its_own_name(
+    app: App, instructions: str | None, given: Any, param: str, told: str
+) -> None:
+    answer = app.post("/v1/responses", {"input": given, "instructions": instructions})
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, param)
+    assert error["message"].startswith(f"{param}:") and told in error["message"]
+    assert "messages." not in error["message"]
+
+
+@pytest.mark.parametrize("kind", ["input_text", "output_text", "text"])
+def test_every_type_of_part_that_is_named_is_taken(app: App, kind: str) -> None:
+    body = {"input": [{"role": "user", "content": [{"type": kind, "text": "a"}]}], "max_output_tokens": 1}
+    assert app.post("/v1/responses", body).status_code == 200
+
+
+def test_instructions_count_among_the_messages(app: App) -> None:
+    most = [{"role": "user", "content": ""}] * 10_000
+    error = app.post("/v1/responses", {"input": most, "instructions": "be brief"}).json()["error"]
+    assert error["message"] == "input: must be at most 10000 messages, instructions included"
+
+
+@pytest.mark.parametrize("form", [5, "text", [1], {"type": "json_object"}])
+def test_a_form_of_text_that_is_not_known(app: App, form: Any) -> None:
+    answer = app.post("/v1/responses", {"input": "x", "text": {"format": form}})
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "text.format")
+
+
+WHOLE = {name for name, (_, wrong) in BOTH.items() if 1.5 in wrong} - {"stop_token_ids"}
+
+
+@pytest.mark.parametrize("number", [2**64, -(2**63) - 1, 10**30])
+@pytest.mark.parametrize(("route", "field"), [
+    *(("complete", name) for name in sorted(WHOLE | {"logprobs", "best_of"})),
+    *(("chat", name) for name in sorted(WHOLE | {"top_logprobs", "max_completion_tokens"})),
+])  # fmt: skip
+def test_whole_numbers_beyond_64_bits_are_not_told_as_fractions(app: App, route: str, field: str, number: int) -> None:
+    error = getattr(app, route)(**{field: number}).json()["error"]
+    assert error["message"] == f"{field}: must be an integer of 64 bits, got a number beyond 64 bits"
+
+
+@pytest.mark.parametrize("field", ["stop_token_ids", "prompt"])
+def test_token_ids_beyond_64_bits_neither(app: App, field: str) -> None:
+    assert app.complete(**{field: [1, 2**64]}).json()["error"]["message"].endswith("got [1, a number beyond 64 bits]")
+
+
+def test_fractions_are_told_as_they_are(app: App) -> None:
+    for number in (100.5, 1e300):
+        assert app.chat(temperature=number).json()["error"]["message"].endswith(f"got {number}")
+
+
 def test_messages_as_clients_send_them(app: App) -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "user", "content": parts, "name": "me"}, {"role": "assistant", "content": None}]
