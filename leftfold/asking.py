@@ -14,10 +14,12 @@ from leftfold.params import check_params
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 MOST_SCORES = 20
+MOST_TOKEN = (1 << 31) - 1
+_PARTS = ("text", "input_text")
 
 
 def prompts_of(prompts: Any) -> list[str | list[int]]:
-    """One prompt, or several. Raises TypeError that names the one at fault."""
+    """One prompt, or several. Raises TypeError and ValueError that name the one at fault."""
     if isinstance(prompts, str):
         return [prompts]
     each = _items(prompts, "prompts", "a text, token ids, or a list of such")
@@ -27,7 +29,7 @@ def prompts_of(prompts: Any) -> list[str | list[int]]:
 
 
 def prompt_of(prompt: Any, name: str) -> str | list[int]:
-    """A text, or token ids. Raises TypeError."""
+    """A text, or token ids. Raises TypeError and ValueError."""
     return prompt if isinstance(prompt, str) else _ids(_items(prompt, name, "a text or token ids"), name)
 
 
@@ -91,7 +93,22 @@ def _conversation(messages: list[Any], name: str) -> list[Message]:
             raise TypeError(f"{name}[{i}] is {short(message)}: give a message such as {form}")
         if not isinstance(message.get("role"), str):
             raise TypeError(f"{name}[{i}]['role'] is {short(message.get('role'))}: give a text such as 'user'")
-    return messages
+    return [{**message, "content": _content(message, f"{name}[{i}]['content']")} for i, message in enumerate(messages)]
+
+
+def _content(message: Message, name: str) -> str:
+    """Its text: as it is, or of its parts, one to a line. The model's own turn may have none."""
+    content = message.get("content")
+    if isinstance(content, str):
+        return content
+    if content is None and message["role"] == "assistant":
+        return ""
+    if not isinstance(content, list) or not content:
+        raise TypeError(f"{name} is {short(content)}: give a text or a list of text parts")
+    for i, part in enumerate(content):
+        if not _is_message(part) or part.get("type") not in _PARTS or not isinstance(part.get("text"), str):
+            raise TypeError(f'{name}[{i}] is {short(part)}: give {{"type": "text", "text": "…"}}')
+    return "\n".join(part["text"] for part in content)
 
 
 def _is_message(value: Any) -> bool:
@@ -102,6 +119,8 @@ def _ids(values: list[Any], name: str) -> list[int]:
     for value in values:
         if not _whole(value):
             raise TypeError(f"{name} holds {short(value)}: token ids are whole numbers")
+        if not 0 <= value <= MOST_TOKEN:
+            raise ValueError(f"{name} holds {short(value)}: token ids are from 0 to {MOST_TOKEN}")
     return [int(value) for value in values]
 
 

@@ -310,7 +310,7 @@ def _kv_tokens(
     if tokens * each > machine.free:
         raise ConfigurationError(
             f"KV memory for {tokens} tokens takes {tokens * each >> 20} MiB, but only {machine.free >> 20} MiB are "
-            "free beside the weights"
+            "free beside the weights and the work of a step (less of it with a lower --max-num-batched-tokens)"
         )
     return tokens
 

@@ -41,14 +41,14 @@ class EngineOptions:
     kv_tokens: Annotated[int | None, Whole()] = None
     kv_memory: Annotated[int | None, Whole()] = None
     page_size: Annotated[int | None, Whole()] = None
-    policy: str | None = None
+    policy: Annotated[str | None, Named()] = None
     pipeline_depth: Annotated[int | None, Whole(0, MOST_AHEAD)] = None
     prefix_cache: bool = True
     dtype: str = "auto"
     quantization: str = "auto"
     device: str = "auto"
     threads: Annotated[int | None, Threads()] = None
-    kernels: str | None = None
+    kernels: Annotated[str | None, Named()] = None
     durability: Annotated[str, OneOf(("off", "async", "strict"))] = "async"
     on_log_failure: Annotated[str, OneOf(("stop", "serve"))] = "stop"
     log_segment_bytes: Annotated[int, Whole(4096)] = 64 << 20

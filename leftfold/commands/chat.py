@@ -33,6 +33,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from leftfold.events import SamplingParams
+    from leftfold.params import check_params
+
+    try:
+        check_params(SamplingParams(**sampling(args)))
+    except ValueError as error:
+        raise UsageError(str(error)) from error
     if args.url is not None:
         from leftfold.commands.remote import RemoteChat
 

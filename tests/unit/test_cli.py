@@ -99,6 +99,7 @@ def one_object(text: str) -> Any:
         ("chat", "--url", "ftp://x"),
         ("chat", "--url", "http://127.0.0.1:9"),
         ("chat", "/nonexistent/model.gguf"),
+        ("chat", "/nonexistent/model.gguf", "--policy", ""),
     ],
 )
 def test_wrong_use_is_one_line_and_exit_code_2(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +107,19 @@ def test_wrong_use_is_one_line_and_exit_code_2(arguments: tuple[str, ...], capsy
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("leftfold") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("option", "value"), [
+    ("temperature", "1000"), ("temperature", "nan"), ("temperature", "-1"), ("top_p", "1.5"), ("top_p", "nan"),
+    ("max_tokens", "99999999999999999999999"), ("seed", "18446744073709551616"),
+])  # fmt: skip
+@pytest.mark.parametrize("where", [("/nonexistent/model.gguf",), ("--url", "http://127.0.0.1:9")], ids=["here", "url"])
+def test_what_chat_cannot_draw_by_is_told_before_anything_is_loaded(
+    where: tuple[str, ...], option: str, value: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("chat", *where, f"--{option.replace('_', '-')}={value}") == 2
+    out, err = capsys.readouterr()
+    assert out == "" and err.startswith(f"leftfold: {option} = {value.removesuffix('.0')}") and err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

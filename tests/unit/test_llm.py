@@ -266,6 +266,7 @@ PROMPTS: list[tuple[Any, type[Exception], str]] = [
     (["a", None], TypeError, r"prompts\[1\] is None: give a text or token ids"),
     ([MESSAGE], TypeError, r"prompts\[0\] is {'role': 'user', 'content': 'x'}"),
     ([1, "x"], TypeError, "prompts holds 'x': token ids are whole numbers"), ([1, 2.0], TypeError, "prompts holds 2.0"),
+    ([-1], ValueError, "prompts holds -1: token ids are from 0 to"), ([2**70], ValueError, "prompts holds 1180591620"),
     (["a", [1, True]], TypeError, r"prompts\[1\] holds True"), ([[["a"]]], TypeError, r"prompts\[0\] holds \['a'\]"),
 ]
 CONVERSATIONS: list[tuple[Any, type[Exception], str]] = [
@@ -275,6 +276,11 @@ CONVERSATIONS: list[tuple[Any, type[Exception], str]] = [
     ([[MESSAGE], 5], TypeError, r"messages\[1\] is 5"), ([[MESSAGE], [5]], TypeError, r"messages\[1\]\[0\] is 5"),
     ([[MESSAGE], []], ValueError, r"messages\[1\] is empty"),
     ([{"content": "x"}], TypeError, r"messages\[0\]\['role'\] is None"),
+    ([{"role": "user"}], TypeError, r"messages\[0\]\['content'\] is None: give a text or a list of text parts"),
+    ([{"role": "user", "content": 5}], TypeError, r"messages\[0\]\['content'\] is 5"),
+    ([[MESSAGE, {"role": "user", "content": []}]], TypeError, r"messages\[0\]\[1\]\['content'\] is \[\]"),
+    ([{"role": "user", "content": ["x"]}], TypeError, r"messages\[0\]\['content'\]\[0\] is 'x': give {"),
+    ([{"role": "user", "content": [{"type": "image_url"}]}], TypeError, r"\['content'\]\[0\] is {'type': 'image_url'}"),
 ]
 BESIDE: list[tuple[Any, type[Exception], str]] = [
     ({"params": {"max_tokens": 2}}, TypeError, r"params is {'max_tokens': 2}: give SamplingParams\(…\)"),
@@ -298,6 +304,15 @@ def test_a_prompt_that_is_none_is_told(llm: LLM, prompts: Any, kind: type[Except
 def test_a_conversation_that_is_none_is_told(llm: LLM, messages: Any, kind: type[Exception], told: str) -> None:
     with pytest.raises(kind, match=told):
         llm.chat(messages, GREEDY, use_tqdm=False)
+
+
+def test_parts_of_text_are_one_text_as_over_http(llm: LLM) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "b"}]
+    asked = [[{"role": "user", "content": "a\nb"}], [{"role": "user", "content": parts}]]
+    whole, joined = llm.chat(asked, GREEDY, use_tqdm=False)
+    assert (whole.prompt_token_ids, whole.token_ids) == (joined.prompt_token_ids, joined.token_ids)
+    own, none = llm.chat([[MESSAGE, {"role": "assistant", "content": text}] for text in ("", None)], use_tqdm=False)
+    assert own.prompt_token_ids == none.prompt_token_ids
 
 
 @pytest.mark.parametrize(("given", "kind", "told"), BESIDE)
