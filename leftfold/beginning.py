@@ -8,7 +8,7 @@ from leftfold.errors import ConfigurationError
 from leftfold.identity import check_model
 from leftfold.keeping import Keeper
 from leftfold.recall import Memory
-from leftfold.replay.errors import ReducerFault, ReplayError
+from leftfold.replay.errors import ReducerFault, ReplayError, UnknownPolicy
 from leftfold.replay.fold import Fold
 from leftfold.results import Results
 
@@ -39,6 +39,8 @@ def folded(log: Keeper, model: str, memory: Memory | None, results: Results) -> 
         why = f"{fault}; the log is kept as it is: move it away, or replay it with a version that folds it"
         logger.error("refusing all work: %s", why)
         return fold, why
+    except UnknownPolicy as error:
+        raise ConfigurationError(f"the log cannot be folded: {error}; or choose another --log-dir") from error
     except ReplayError as error:
         raise ConfigurationError(f"the log cannot be folded: {error}; choose another --log-dir") from error
     return fold, ""

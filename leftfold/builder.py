@@ -71,6 +71,10 @@ def build_engine(options: Any, on_effects: Callable[[Delivery], None] | None = N
     """
     chosen = EngineOptions.of(options)
     _retention(chosen.log_retention)
+    for name in chosen.allow_policy:
+        _policy(name, "--allow-policy", tried=False)  # its log has to be folded as it was made
+    if chosen.policy is not None:
+        _policy(chosen.policy)
     found = resolve(chosen.model)
     own = _identity(found)
     log = open_existing_log(chosen, found.name, own)  # before anything is loaded, so that what is wrong is known soon
@@ -267,11 +271,11 @@ def _step_tokens(machine: Machine, max_running: int) -> int:
     return max(STEP_TOKENS["whole" if machine.quantization in quantized.BITS else kind], 2 * max_running)
 
 
-def _policy(name: str) -> str:
+def _policy(name: str, option: str = "--policy", tried: bool = True) -> str:
     try:
-        return policies.load(name)
+        return policies.load(name, tried=tried)
     except policies.PolicyError as error:
-        raise ConfigurationError(f"--policy: {error}") from error
+        raise ConfigurationError(f"{option}: {error}") from error
 
 
 def weight_bytes(model: ModelConfig, dtype: str) -> int:

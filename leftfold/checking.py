@@ -88,6 +88,17 @@ class Named:
         return "a name that is not empty"
 
 
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Functions by their names."""
+
+    def holds(self, value: list[Any]) -> bool:
+        return all(isinstance(name, str) and ":" in name for name in value)
+
+    def __str__(self) -> str:
+        return "a list of module:function"
+
+
 def most_threads() -> int:
     """Four for each processor, and 64 anywhere. Beyond that they only wait for each other, and soon none can begin."""
     return max(64, 4 * (os.cpu_count() or 1))
@@ -124,7 +135,7 @@ def _fields(kind: type) -> dict[str, tuple[tuple[type, ...], tuple[Rule, ...]]]:
         if get_origin(hint) is Annotated:
             hint, *rules = get_args(hint)
         kinds = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
-        found[field.name] = (kinds, tuple(rules))
+        found[field.name] = (tuple([get_origin(kind) or kind for kind in kinds]), tuple(rules))
     return found
 
 
@@ -134,4 +145,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 80 else text[:79] + "…"
 
 
-__all__ = ["MOST", "MOST_SECONDS", "Named", "OneOf", "Seconds", "Threads", "Whole", "check", "most_threads", "short"]
+__all__ = [
+    "Functions", "MOST", "MOST_SECONDS", "Named", "OneOf", "Seconds", "Threads", "Whole", "check", "most_threads",
+    "short",
+]  # fmt: skip

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from leftfold.errors import ConfigurationError
 from leftfold.events import Event, Record, Started
+from leftfold.replay.fold import check_policy
 
 if TYPE_CHECKING:
     from leftfold.hub import ResolvedModel
@@ -64,9 +65,14 @@ def check_model(event: Event, own: str) -> None:
 
 
 def check_beginning(records: Iterable[Record], own: str) -> None:
-    """The same for the first record of a log, before the model is loaded; the rest is checked as it is folded."""
-    for record in records:
-        check_model(record.event, own)
+    """The same for the first record of a log, before the model is loaded; the rest is checked as it is folded.
+
+    Raises UnknownPolicy, too.
+    """
+    for seq, event in records:
+        check_model(event, own)
+        if isinstance(event, Started) and event.config is not None:
+            check_policy(f"the Started at seq {seq}", event.config)
         return
 
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from leftfold.checking import Named, OneOf, Threads, Whole, check
+from leftfold.checking import Functions, Named, OneOf, Threads, Whole, check
 
 MOST_RUNNING = 1 << 16
 MOST_AHEAD = 2
@@ -26,7 +26,8 @@ class EngineOptions:
     `resume`: requests that were live when the log ended go on; else they are aborted at the start. `quantization`:
     "int8", "int4", "none", or "auto": int8 on a CPU for files that are quantized already. `log_logprobs`: scores that
     clients were told are in the log, too. `pipeline_depth` None: 1 on CUDA, 0 on a CPU. `policy` None: "fcfs" on
-    CUDA, "spf" on a CPU. Raises ConfigurationError for a value of another type, or out of its range.
+    CUDA, "spf" on a CPU. `allow_policy`: policies of a user's own (module:function) that the log was made with. Raises
+    ConfigurationError for a value of another type, or out of its range.
     """
 
     model: Annotated[str, Named()] = "smollm2"
@@ -42,6 +43,7 @@ class EngineOptions:
     kv_memory: Annotated[int | None, Whole()] = None
     page_size: Annotated[int | None, Whole()] = None
     policy: Annotated[str | None, Named()] = None
+    allow_policy: Annotated[list[str], Functions()] = field(default_factory=list)
     pipeline_depth: Annotated[int | None, Whole(0, MOST_AHEAD)] = None
     prefix_cache: bool = True
     dtype: str = "auto"

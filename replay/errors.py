@@ -13,6 +13,13 @@ class NotStarted(ReplayError):
     """A record before any `Started`: nothing says with which limits to fold it."""
 
 
+class UnknownPolicy(NotStarted):
+    """A policy of a user's own that nobody has made known. `where`: what was made with it."""
+
+    def __init__(self, where: str, policy: str) -> None:
+        super().__init__(f"{where} has the policy {policy!r}, a user's own: --allow-policy {policy} loads it")
+
+
 class SettingsError(ReplayError):
     """Settings to re-decide with that make no usable config."""
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from leftfold.events import Event, Record, Started
-from leftfold.fsm import LAWS, Config, ConfigError, Effects, State, step
-from leftfold.replay.errors import NotStarted, ReducerFault, SettingsError
+from leftfold.fsm import LAWS, POLICIES, Config, ConfigError, Effects, State, step
+from leftfold.replay.errors import NotStarted, ReducerFault, SettingsError, UnknownPolicy
 
 
 @dataclass(slots=True)
@@ -56,6 +56,7 @@ class Fold:
         if self.override:
             config = {**config, **self.override}
             event = replace(event, config=config)
+        check_policy(f"the Started at seq {seq}", config)
         try:
             usable = Config.from_dict(config)
             if self.state is None:
@@ -64,6 +65,13 @@ class Fold:
             kind = SettingsError if self.override else NotStarted
             raise kind(f"the config of the Started at seq {seq} is not usable: {error}") from error
         return event
+
+
+def check_policy(where: str, config: Mapping[str, Any]) -> None:
+    """Raises `UnknownPolicy` for a config with a policy of a user's own that is not loaded."""
+    policy = config.get("policy")
+    if isinstance(policy, str) and ":" in policy and policy not in POLICIES:
+        raise UnknownPolicy(where, policy)
 
 
 def fold(records: Iterable[Record], at: int | None = None) -> Fold:
@@ -78,4 +86,4 @@ def fold(records: Iterable[Record], at: int | None = None) -> Fold:
     return folded
 
 
-__all__ = ["Fold", "fold"]
+__all__ = ["Fold", "check_policy", "fold"]

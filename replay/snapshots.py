@@ -23,7 +23,7 @@ from leftfold.events.codec import plain
 from leftfold.fsm import LAWS, SnapshotInvalid, State
 from leftfold.fsm import snapshot as states
 from leftfold.replay.errors import NotStarted
-from leftfold.replay.fold import Fold
+from leftfold.replay.fold import Fold, check_policy
 
 
 class Log(Protocol):
@@ -80,15 +80,18 @@ def capture(fold: Fold) -> Capture:
 
 
 def restore(snapshot: Snapshot) -> Fold:
-    """The fold that a snapshot was taken of. Raises `SnapshotBad` for a state that has not its digest."""
+    """The fold that a snapshot was taken of. Raises `SnapshotBad` for a state that has not its digest, `UnknownPolicy`
+    for one with a policy of a user's own that is not loaded.
+    """
     body = snapshot.body
     where = f"the snapshot of record {snapshot.seq}"
     try:
         if body["laws"] > LAWS:
             raise SnapshotBad(f"{where} needs laws {body['laws']}; this version knows up to {LAWS}")
+        check_policy(where, body["state"]["config"])
         state = states.decode(body["state"])
         first, last, t = _started(body["first"]), _started(body["last"]), int(body["t"])
-    except (SnapshotInvalid, CodecError, KeyError, TypeError, ValueError) as error:
+    except (SnapshotInvalid, CodecError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotBad(f"{where} cannot be taken: {error}") from error
     if state.digest() != snapshot.digest:
         raise SnapshotBad(f"{where} has digest {snapshot.digest}, its state has {state.digest()}")
@@ -107,7 +110,7 @@ def begin(log: Log, at: int | None = None) -> tuple[Fold, Iterator[Record]]:
 
     Snapshots that cannot be used are passed over with a `SnapshotPassedOver` warning; without any the fold begins at
     the first record. Reading the records raises a `LogError`. Raises `NotStarted` where the log's beginning was removed
-    and no snapshot stands in for it.
+    and no snapshot stands in for it, and `UnknownPolicy`: what goes before such a snapshot has its policy, too.
     """
     for seq in log.snapshots():
         if at is not None and seq > at:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
-from leftfold.server.launch import BROKEN, REFUSED, STOPPED
+from leftfold.server.launch import BROKEN, FAULT, REFUSED, STOPPED
 
-_SAID_WHY = (STOPPED, BROKEN, REFUSED)
+_SAID_WHY = (STOPPED, BROKEN, REFUSED, FAULT)
 """It ended in order, and its requests had no part in it."""
 _FROM_OUTSIDE = (-signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP)
 _VMSTAT = Path("/proc/vmstat")

@@ -12,6 +12,7 @@ import json
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -41,11 +42,11 @@ class Debugger:
         self._process: subprocess.Popen[str] | None = None
         self._url = ""
 
-    def ask(self, folder: Path, policy: str, method: str, path: str, body: bytes) -> Answer:
+    def ask(self, folder: Path, policies: Sequence[str], method: str, path: str, body: bytes) -> Answer:
         """Carry a question over. Raises `OSError` where the process does not answer."""
         with self._lock:
             if self._process is None or self._process.poll() is not None:
-                self._start(folder, policy)
+                self._start(folder, policies)
             url = urlsplit(self._url)
         connection = http.client.HTTPConnection(url.hostname or "", url.port or 0, timeout=_SECONDS)
         try:
@@ -57,8 +58,8 @@ class Debugger:
         finally:
             connection.close()
 
-    def _start(self, folder: Path, policy: str) -> None:
-        allowed = ["--allow-policy", policy] if ":" in policy else []
+    def _start(self, folder: Path, policies: Sequence[str]) -> None:
+        allowed = [word for policy in policies if ":" in policy for word in ("--allow-policy", policy)]
         command = [sys.executable, "-m", "leftfold", "replay", "ui", str(folder)]
         command += ["--no-browser", "--json", "--until-eof"]
         self._process = subprocess.Popen(
@@ -117,8 +118,8 @@ async def question(request: Request, name: str) -> Response:
         raise ApiError(404, "there is no log to look at (--durability off keeps none)", code="no_log")
     body = await _body(request)
     query = f"?{request.url.query}" if request.url.query else ""
-    policy = str(getattr(state.options, "policy", None) or "")
-    given: Any = (state.log_folder, policy, request.method, f"api/{name}{query}", body)
+    policies = [state.options.policy or "", *state.options.allow_policy]
+    given: Any = (state.log_folder, policies, request.method, f"api/{name}{query}", body)
     try:
         answer = await run_in_threadpool(debugger.ask, *given)
     except (OSError, ValueError) as error:

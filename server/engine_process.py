@@ -22,8 +22,9 @@ from typing import Any
 import orjson
 import zmq
 
+from leftfold.errors import EngineFault
 from leftfold.recall import Memory, Recall
-from leftfold.server.launch import BROKEN, REFUSED
+from leftfold.server.launch import BROKEN, FAULT, REFUSED
 from leftfold.server.options import ServeOptions
 from leftfold.server.publishing import Publisher
 from leftfold.server.wire import (
@@ -96,7 +97,7 @@ def main() -> int:
         if os.environ.get("LEFTFOLD_DEBUG"):
             traceback.print_exc()
         send(Failed(_one_line(error)))
-        code = BROKEN
+        code = FAULT if isinstance(error, EngineFault) else BROKEN
     send.close()
     context.term()  # what was said last is on its way when this returns
     return code

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 BUILDER = "leftfold.builder:build_engine"
 STOPPED, BROKEN, REFUSED = 0, 1, 2
+FAULT = 70  # EX_SOFTWARE: nothing else ends with it by chance
+"""The engine's process ended since the reducer failed: no other one would get past that, and none is started."""
 _BACKLOG = 2048
 
 

@@ -25,7 +25,7 @@ from leftfold.server.client import EngineClient
 from leftfold.server.deaths import oom_kills, own_doing
 from leftfold.server.folders import SocketFolder
 from leftfold.server.group import EngineGone
-from leftfold.server.launch import BROKEN, REFUSED, STOPPED, api_name, start_process
+from leftfold.server.launch import BROKEN, FAULT, REFUSED, STOPPED, api_name, start_process
 from leftfold.server.metrics import Metrics
 from leftfold.server.options import ServeOptions
 from leftfold.server.restarts import Restarts
@@ -50,11 +50,15 @@ class _Refused(Exception):
 
 
 class _Broken(Exception):
-    """The engine's process ended by itself, once too often."""
+    """The engine's process ended by itself, once too often or for good."""
 
 
 class _Died(Exception):
     """The engine's process ended by itself; the message says how."""
+
+
+class _DiedForGood(_Died):
+    """No other process can go on, since the reducer failed on what the log holds."""
 
 
 class _Http(uvicorn.Server):
@@ -151,7 +155,8 @@ class Supervisor:
             try:
                 await self._serve_with(client, process, tokenizer, restarts)
             except _Died as died:
-                delay = restarts.died() if self._state.service is not None else None
+                again = self._state.service is not None and not isinstance(died, _DiedForGood)
+                delay = restarts.died() if again else None
                 if delay is None or self._asked_to_stop.is_set():
                     raise self._broken(client, str(died)) from died
                 self._lost(client, str(died), restarts, delay)
@@ -177,13 +182,14 @@ class Supervisor:
             restarts.ready()
             reporter = asyncio.create_task(report_throughput(client))
             await _first(ended, receiver)
-            if process.returncode == BROKEN:  # it has said why, and that may still be on the way
+            if process.returncode in (BROKEN, FAULT):  # it has said why, and that may still be on the way
                 await asyncio.wait({client.failed}, timeout=_ANSWER_SECONDS)
             elif ended.done():
                 await asyncio.sleep(_LAST_WORDS_SECONDS)
+            kind = _DiedForGood if process.returncode == FAULT else _Died
             if client.failed.done():
-                raise _Died(f"the engine stopped: {client.failed.result()}")
-            raise _Died(f"the engine process ended with code {process.returncode}")
+                raise kind(f"the engine stopped: {client.failed.result()}")
+            raise kind(f"the engine process ended with code {process.returncode}")
         except EngineGone as error:
             if self._state.service is None:
                 raise _Refused(str(error)) from error
@@ -210,6 +216,8 @@ class Supervisor:
 
     async def _open(self, service: Service, ended: asyncio.Future[Any]) -> None:
         fault, again = service.info.get("fault"), self._state.service is not None
+        if fault and again:  # clients wait for what can never go on
+            raise _DiedForGood(f"the engine stopped: {fault}")
         self._state.service = service
         if fault:
             self._state.phase, self._state.reason = "refusing", str(fault)

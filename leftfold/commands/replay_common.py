@@ -90,17 +90,18 @@ def allow_policy(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--allow-policy",
         metavar="MODULE:FUNCTION",
-        type=_policy,
+        type=policy_of_log,
         action="append",
-        help="import this policy, because the log was made with it; only what you trust",
+        help="import this policy from PYTHONPATH, because the log was made with it; only what you trust",
     )
 
 
-def _policy(text: str) -> str:
+def policy_of_log(text: str) -> str:
+    """A policy that a log was made with, as good or bad as it was."""
     from leftfold.replay.policies import PolicyError, load
 
     try:
-        return load(text)
+        return load(text, tried=False)
     except PolicyError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 

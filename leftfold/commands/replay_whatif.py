@@ -20,7 +20,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     add_log(parser)
     parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", type=setting, action="append", default=[],
                         help="another setting, such as max_running=8; may be repeated")  # fmt: skip
-    parser.add_argument("--policy", metavar="NAME", help="another policy: a name, or module:function")
+    parser.add_argument("--policy", metavar="NAME", help="another policy: a name, or module:function (on PYTHONPATH)")
     parser.add_argument("--cost", metavar="FILE", help="a cost model instead of one fitted to the log")
     allow_policy(parser)
 
@@ -51,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
                 raise FitError(f"{error}; give one with --cost FILE (leftfold simulate fit writes it)") from error
         recorded = recording(log)
         try:
+            if args.policy is not None:
+                load(args.policy, strict=True)  # the log was folded with one that may fail
             table = what_if(recorded, cost, settings)
         except SettingsError as error:
             raise UsageError(f"--set: {error}") from error

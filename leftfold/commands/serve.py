@@ -11,6 +11,7 @@ import argparse
 from typing import Any
 
 from leftfold.commands.common import key, keys_from_environment, named, natural, positive, seconds, size, threads
+from leftfold.commands.replay_common import policy_of_log
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,6 +41,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add(log, "--log-retention", type=retention, metavar="AGE|SIZE", help="how much is kept, 7d or 10GiB (all)")
     _add(log, "--snapshot-every", type=natural, metavar="EVENTS", help="events between snapshots (20000; 0: none)")
     _add(log, "--resume", type=yes_or_no, metavar="yes|no", help="go on with live requests of the log (yes)")
+    _add(
+        log,
+        "--allow-policy",
+        type=policy_of_log,
+        action="append",
+        metavar="MODULE:FUNCTION",
+        help="import this policy, because the log was made with it; --policy says who is next now",
+    )
     _add(log, "--log-logprobs", action="store_true", help="keep the logprobs that clients were told in the log, too")
     _add(log, "--shutdown-timeout", type=seconds, metavar="SECONDS", help="time to drain on a stop (2)")
     add_engine_arguments(parser)
@@ -55,7 +64,13 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     _add(limits, "--max-queued-requests", type=positive, help="refuse admissions beyond so many waiting requests")
     _add(limits, "--max-queued-tokens", type=positive, help="refuse admissions beyond so many waiting tokens")
     _add(limits, "--growth-horizon", type=natural, metavar="TOKENS", help="admit only with room for so much growth (0)")
-    _add(limits, "--policy", type=policy, metavar="NAME", help="who is next (spf; fcfs on a GPU), or module:function")
+    _add(
+        limits,
+        "--policy",
+        type=policy,
+        metavar="NAME",
+        help="who is next (spf; fcfs on a GPU), or module:function (on PYTHONPATH)",
+    )
     _add(limits, "--pipeline-depth", type=int, choices=(0, 1, 2), help="steps planned ahead (1 on CUDA, else 0)")
     memory = parser.add_argument_group("KV memory").add_mutually_exclusive_group()
     _add(memory, "--kv-tokens", type=positive, metavar="TOKENS", help="size of the KV cache in tokens")

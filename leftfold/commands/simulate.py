@@ -37,7 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     defaults = ", ".join(f"{name}={value}" for name, value in DEFAULTS.items())
     parser.add_argument("--set", dest="settings", metavar="KEY=VALUE", type=setting, action="append", default=[],
                         help=f"the engine's limits (default {defaults}, max_model_len as the trace needs)")  # fmt: skip
-    parser.add_argument("--policy", metavar="NAME", help="who is admitted first: a name (fcfs), or module:function")
+    parser.add_argument("--policy", metavar="NAME",
+                        help="who is admitted first: a name (fcfs), or module:function (on PYTHONPATH)")  # fmt: skip
     parser.add_argument("--log", type=named, metavar="DIR", help="keep the engine's events here (with one replica)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
 
@@ -132,7 +133,7 @@ def _config(args: argparse.Namespace, longest: int) -> Any:
     settings = {**DEFAULTS, "max_model_len": longest + 1, **checked_settings(args.settings)}
     try:
         if args.policy is not None:
-            settings["policy"] = load(args.policy)
+            settings["policy"] = load(args.policy, strict=True)
         return Config.from_dict(settings)
     except (ConfigError, PolicyError) as error:
         raise UsageError(str(error)) from error

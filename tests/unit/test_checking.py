@@ -10,14 +10,17 @@ from typing import Any
 import pytest
 
 from leftfold import checking
-from leftfold.checking import Named, OneOf, Seconds, Threads, Whole, check, most_threads
+from leftfold.checking import Functions, Named, OneOf, Seconds, Threads, Whole, check, most_threads
 from leftfold.cli import main
 from leftfold.errors import ConfigurationError
 from leftfold.fsm import limits
 from leftfold.options import MOST_AHEAD, MOST_RUNNING, EngineOptions
 from leftfold.server.options import ServeOptions
 
-OTHER = {int: ["x", 1.5, True, [1]], float: ["x", True, math.nan, math.inf], bool: [0, 1, "yes"], str: [5, b"x", ["x"]]}
+OTHER = {
+    int: ["x", 1.5, True, [1]], float: ["x", True, math.nan, math.inf], bool: [0, 1, "yes"], str: [5, b"x", ["x"]],
+    list: ["x:f", ("x:f",), {}],
+}  # fmt: skip
 """By type: what is of another."""
 
 
@@ -39,6 +42,8 @@ def wrong(kind: type) -> list[tuple[type, str, Any]]:
                     values += ["", "never"]
                 case Named():
                     values += ["", "  "]
+                case Functions():
+                    values += [[5], ["x"], ["x:f", None]]
         found += [(kind, name, value) for value in values]
     return found
 
@@ -71,6 +76,8 @@ def test_both_ends_of_a_range_are_in_it(kind: type) -> None:
                     good += (0, 0.5, 999_999_999)
                 case OneOf(words):
                     good += words
+                case Functions():
+                    good += ([], ["x:f", "x.y:g"])
             for value in good:
                 assert getattr(kind(**{name: value}), name) == value
 
