@@ -123,7 +123,8 @@ def check(options: Any) -> None:
             if not isinstance(value, float) or math.isfinite(value):
                 continue
         allowed = [str(rule) for rule in rules] or [_TYPES[kind] for kind in kinds if kind in _TYPES]
-        raise ConfigurationError(f"{name} is {short(value)}: give {' or '.join(allowed)}")
+        told = type(value).__name__ if name.endswith("_key") else short(value)  # a key is shown to nobody
+        raise ConfigurationError(f"{name} is {told}: give {' or '.join(allowed)}")
 
 
 @functools.cache
@@ -140,8 +141,12 @@ def _fields(kind: type) -> dict[str, tuple[tuple[type, ...], tuple[Rule, ...]]]:
 
 
 def short(value: Any) -> str:
-    """A value as it stands in a message."""
-    text = repr(value)
+    """A value as it stands in a message: in one line that is not long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no numbers of thousands of digits
+        return "a number of thousands of digits"
+    text = " ".join(text.split()) if "\n" in text else text
     return text if len(text) <= 80 else text[:79] + "…"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping
 
+from leftfold.checking import short
 from leftfold.events import SamplingParams
 
 _MOST = 2**31 - 1
@@ -32,29 +33,29 @@ def check_params(params: SamplingParams) -> None:
         if name == "seed" and value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise ValueError(f"{name} = {value!r}: must be a whole number from {low} to {high}")
+            raise ValueError(f"{name} = {short(value)}: must be a whole number from {low} to {high}")
     for name, (low, high) in _REAL.items():
         value = getattr(params, name)
         if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-            raise ValueError(f"{name} = {value!r}: must be a number from {low:g} to {high:g}")
+            raise ValueError(f"{name} = {short(value)}: must be a number from {low:g} to {high:g}")
     if not isinstance(params.ignore_eos, bool):
-        raise ValueError(f"ignore_eos = {params.ignore_eos!r}: must be True or False")
+        raise ValueError(f"ignore_eos = {short(params.ignore_eos)}: must be True or False")
     if isinstance(params.stop_token_ids, str) or not isinstance(params.stop_token_ids, Collection):
-        raise ValueError(f"stop_token_ids = {params.stop_token_ids!r}: must be a list of token ids")
+        raise ValueError(f"stop_token_ids = {short(params.stop_token_ids)}: must be a list of token ids")
     for token in params.stop_token_ids:
         _check_token("stop_token_ids", token)
     if params.logit_bias is not None:
         if not isinstance(params.logit_bias, Mapping):
-            raise ValueError(f"logit_bias = {params.logit_bias!r}: must map token ids to numbers")
+            raise ValueError(f"logit_bias = {short(params.logit_bias)}: must map token ids to numbers")
         for token, bias in params.logit_bias.items():
             _check_token("logit_bias", token)
             if not isinstance(bias, int | float) or not -100 <= bias <= 100:
-                raise ValueError(f"logit_bias of token {token} = {bias!r}: must be a number from -100 to 100")
+                raise ValueError(f"logit_bias of token {token} = {short(bias)}: must be a number from -100 to 100")
 
 
 def _check_token(name: str, token: object) -> None:
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token <= _MOST:
-        raise ValueError(f"{name} holds {token!r}: must be token ids")
+        raise ValueError(f"{name} holds {short(token)}: must be token ids")
 
 
 def choice_seed(seed: int, choice: int) -> int:

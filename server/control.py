@@ -176,7 +176,7 @@ async def reconfigure(request: Request) -> Response:
     body = parse_body(ReconfigureBody, await read_body(request))
     for name, value in body.set.items():
         if isinstance(value, int | float) and abs(value) > MOST:
-            raise invalid(f"set.{name}", f"must be at most {MOST}", value)
+            raise invalid(f"set.{name}", f"must be within ±{MOST}", value)
     service = server_state(request).serving()
     answer = await _carry_out(request, Reconfigure, body.timeout, set=body.set)
     service.info = {**service.info, **body.set}

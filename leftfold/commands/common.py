@@ -126,7 +126,7 @@ def setting(text: str) -> tuple[str, Any]:
         value = raw
     endless = isinstance(value, str) and re.fullmatch(r"-?\d+", value)
     if endless or (isinstance(value, int | float) and abs(value) > MOST):
-        raise argparse.ArgumentTypeError(f"{short(text)} is out of range: numbers of settings go up to {MOST}")
+        raise argparse.ArgumentTypeError(f"{short(text)} is out of range: numbers of settings are within ±{MOST}")
     return key, value
 
 

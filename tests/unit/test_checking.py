@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from types import NoneType
 from typing import Any
 
@@ -13,8 +14,10 @@ from leftfold import checking
 from leftfold.checking import Functions, Named, OneOf, Seconds, Threads, Whole, check, most_threads
 from leftfold.cli import main
 from leftfold.errors import ConfigurationError
+from leftfold.events import SamplingParams
 from leftfold.fsm import limits
 from leftfold.options import MOST_AHEAD, MOST_RUNNING, EngineOptions
+from leftfold.params import check_params
 from leftfold.server.options import ServeOptions
 
 OTHER = {
@@ -59,7 +62,8 @@ def test_every_field_refuses_what_it_cannot_be(kind: type, name: str, value: Any
     with pytest.raises(ConfigurationError) as caught:
         kind(**{name: value})
     told = str(caught.value)
-    assert told.startswith(f"{name} is {repr(value)[:79]}") and ": give " in told and "\n" not in told
+    shown = type(value).__name__ if name in ("api_key", "admin_api_key") else repr(value)[:79]
+    assert told.startswith(f"{name} is {shown}") and ": give " in told and "\n" not in told
 
 
 @pytest.mark.parametrize("kind", [EngineOptions, ServeOptions])
@@ -91,6 +95,18 @@ def test_any_dataclass_can_be_checked_and_long_values_are_cut() -> None:
     with pytest.raises(ConfigurationError) as caught:
         check(Anything(text=[5] * 10_000))  # type: ignore[arg-type]
     assert len(str(caught.value)) < 120
+
+
+def test_what_has_no_short_form_of_its_own_is_told_in_one_line() -> None:
+    class Square:
+        def __repr__(self) -> str:
+            return "[[1, 2],\n [3, 4]]"
+
+    for value, told in ((10**5000, "a number of thousands of digits"), (Square(), "[[1, 2], [3, 4]]")):
+        with pytest.raises(ConfigurationError, match=re.escape(f"page_size is {told}: give")):
+            EngineOptions(page_size=value)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match=re.escape(f"seed = {told}: must be")):
+            check_params(SamplingParams(seed=value))  # type: ignore[arg-type]
 
 
 def test_the_ranges_are_the_laws() -> None:

@@ -263,7 +263,7 @@ def test_a_setting_beyond_all_settings_is_told_as_it_was_given(
     assert run(*command, "--set", f"max_running={number}") == 2
     out, err = capsys.readouterr()
     assert out == "" and err.count("\n") == 1
-    assert f"'max_running={number}"[:79] in err and "numbers of settings go up to 281474976710656" in err
+    assert f"'max_running={number}"[:79] in err and "numbers of settings are within ±281474976710656" in err
 
 
 def test_verify_of_a_damaged_log_names_segment_and_line(log: str, capsys: pytest.CaptureFixture[str]) -> None:

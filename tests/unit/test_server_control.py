@@ -126,7 +126,7 @@ def test_a_wait_that_is_answered_by_a_keep_says_that_answers_stand_unfinished(
 ])  # fmt: skip
 def test_numbers_that_no_limit_can_be_are_told_as_they_are(app: App, value: Any, shown: str) -> None:
     error = post(app, "/reconfigure", json={"set": {"max_running": value}}).json()["error"]
-    assert error["message"] == f"set.max_running: must be at most 281474976710656, got {shown}"
+    assert error["message"] == f"set.max_running: must be within ±281474976710656, got {shown}"
     assert app.engine.controls == []
 
 
