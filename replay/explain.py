@@ -149,7 +149,7 @@ class Explanation:
         """A sentence a line."""
         phases = ", ".join(f"{name} is {phase}" for name, phase in self.phases.items())
         lines = [f"{self.rid} at seq {self.seq}: {phases or 'not live'}."]
-        lines += [f"  {text}" for text in self.sentences()] or ["  It never had to wait, and nothing held it."]
+        lines += [f"  {text}" for text in self.sentences()] or ["  No decision left it out, and nothing held it."]
         lines += [f"  {text}" for text in self.outcome]
         if self.divergence is not None:
             lines.append(f"  Today's planner decides otherwise at seq {self.divergence}; see leftfold replay verify.")
@@ -184,6 +184,7 @@ def explain_from(
     passed = 0
     open_causes: dict[tuple[str, int, int], Cause] = {}
     holds.begin(fold.state, fold.seq, fold.t)
+    found.known = fold.state is not None and rid in fold.state.by_rid
     end: int | None = None  # when the record after the last one that is looked at comes
     for record in rest:
         if at is not None and record.seq > at:

@@ -68,6 +68,11 @@ class PutBack(NamedTuple):
     text: str
 
 
+def held(state: State) -> bool:
+    """Whether anything holds rows now."""
+    return bool(_bars(state))
+
+
 class Holds:
     """Follows the records of a log for the requests called `rid`.
 
@@ -261,4 +266,4 @@ def merged(holds: Iterable[Hold]) -> list[tuple[int, int]]:
     return found
 
 
-__all__ = ["HOLDS", "Hold", "Holds", "PutBack", "Who", "merged"]
+__all__ = ["HOLDS", "Hold", "Holds", "PutBack", "Who", "held", "merged"]

@@ -27,6 +27,7 @@ from leftfold.commands.replay_common import (
     rids_of,
     say,
     seq_of,
+    unseen,
 )
 
 if TYPE_CHECKING:
@@ -116,7 +117,7 @@ def run_show(args: argparse.Namespace) -> int:
 
 def _show_lives(args: argparse.Namespace, lives: dict[str, list[Any]], seq: int | None) -> int:
     if not lives:
-        raise UsageError(f"no request {args.rid!r} in {args.log} up to seq {seq}: it came later")
+        raise unseen(args.rid, args.log, seq)
     if args.json:
         told = [
             {"rid": rid, "life": [{"seq": m.seq, "t": m.t, "what": m.what, **m.detail} for m in moments]}

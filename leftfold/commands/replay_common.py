@@ -61,6 +61,12 @@ def rids_of(log: LogReader, asked: str, path: str) -> list[str]:
     return found.rids
 
 
+def unseen(asked: str, path: str, seq: int | None) -> UsageError:
+    """The error for a request that the log has, but not in the records that were looked at."""
+    what = "ended before the log's first record" if seq is None else "came later"
+    return UsageError(f"no request {asked!r} in {path}" + (f" up to seq {seq}" if seq else "") + f": it {what}")
+
+
 def one_or_all(asked: str, found: list[dict[str, Any]]) -> dict[str, Any]:
     """The object that `--json` prints: what was found of the request, or of all those of an answer's id."""
     return found[0] if len(found) == 1 else {"rid": asked, "requests": found}

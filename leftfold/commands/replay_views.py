@@ -20,6 +20,7 @@ from leftfold.commands.replay_common import (
     rids_of,
     say,
     seq_of,
+    unseen,
 )
 
 
@@ -81,6 +82,8 @@ def run_timeline(args: argparse.Namespace) -> int:
     def look() -> int:
         log = read_log(args.log)
         found = {rid: timelines(log, rid) for rid in rids_of(log, args.rid, args.log)}
+        if not any(found.values()):
+            raise UsageError(f"no request {args.rid!r} in {args.log}: it came before the log's first record")
         if args.json:
             told = [{"rid": rid, "choices": [line.as_dict() for line in lines]} for rid, lines in found.items()]
             print_json(one_or_all(args.rid, told))
@@ -102,7 +105,7 @@ def run_explain(args: argparse.Namespace) -> int:
         check_at(seq, log)
         found = [one for one in told if one.known]
         if not found:
-            raise UsageError(f"no request {args.rid!r} in {args.log} up to seq {seq}: it came later")
+            raise unseen(args.rid, args.log, seq)
         if args.json:
             print_json(one_or_all(args.rid, [one.as_dict() for one in found]))
         else:

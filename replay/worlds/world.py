@@ -7,16 +7,18 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from leftfold.events import Event, Record, Tick
+from leftfold.events import Abort, Admit, Event, ForwardDone, Record, Tick
 from leftfold.fsm import Effects, Reason, State, decide
 from leftfold.replay.errors import ReplayError
 from leftfold.replay.explain import Explanation, explain_from
 from leftfold.replay.fold import Fold
+from leftfold.replay.holding import held
 from leftfold.replay.walking import opened
 from leftfold.replay.worlds.lives import Life
-from leftfold.replay.worlds.overview import Overview
+from leftfold.replay.worlds.overview import CODES, Overview
 from leftfold.replay.worlds.tape import Tape
 
 MOST_COPIES = 256
@@ -27,8 +29,14 @@ RECENT = 24
 """Copies where somebody has looked lately."""
 MOST_DECISIONS = 200
 """Decisions that an explanation makes anew: one may take milliseconds where many requests wait."""
+MOST_CALLS = 8
+"""So many calls before a request's arrival are looked at for the one that held it."""
 BACK = (16, 128)
 """So many records before where somebody looks a copy is left, for steps back."""
+
+
+_STEPS = tuple(CODES[kind] for kind in (Admit, Abort, Tick, ForwardDone))
+"""Records that let no call begin to hold rows."""
 
 
 class OutOfRange(ReplayError):
@@ -196,6 +204,21 @@ class World:
             self._remember(fold)
         return Moment(seq, event, effects, fold, found)
 
+    def _before_hold(self, life: Life) -> Fold | None:
+        """The fold before what holds rows when a request comes began: so the call that began it is told of, too.
+
+        None where that was too long ago, or a request of the same id came in between.
+        """
+        namesake = max((other.seq for other in self.overview.lives.all
+                        if other.key[0] == life.key[0] and other.seq < life.seq), default=-1)  # fmt: skip
+        codes = self.overview.code[: life.seq - self.first]
+        calls = (self.first + at for at in reversed(range(len(codes))) if codes[at] not in _STEPS)
+        for call in islice(calls, MOST_CALLS):
+            fold = self.fold_at(call - 1) if call > namesake else None
+            if fold is None or fold.state is None or not held(fold.state):
+                return fold
+        return None
+
     def explain(self, life: Life, at: int | None = None) -> Explanation:
         """Why a request waited or gave way from its arrival to record `at` (None: to its end). Raises `OutOfRange`.
 
@@ -203,8 +226,10 @@ class World:
         """
         upto = min(at if at is not None else life.end_seq if life.end_seq >= 0 else self.last, self.last)
         fold = self.fold_at(life.seq - 1)
+        if fold.state is not None and held(fold.state):
+            fold = self._before_hold(life) or fold
         every = max(1, (upto - life.seq) // 2 // MOST_DECISIONS)
-        found = explain_from(fold, self.tape.between(life.seq, upto), life.key[0], at, every=every)
+        found = explain_from(fold, self.tape.between(fold.seq + 1, upto), life.key[0], at, every=every)
         found.causes = [cause for cause in found.causes if cause.who == life.key]
         return found
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from leftfold.events import (
+    Abort,
     ControlDone,
     EventLog,
     ExecutorLost,
@@ -27,6 +28,7 @@ from leftfold.replay.explain import Explanation, explain
 from leftfold.replay.show import life
 from leftfold.replay.timeline import Timeline, timelines
 from leftfold.replay.worlds import World
+from leftfold.replay.worlds.world import MOST_CALLS
 from tests.logs import CONFIG, Recorder
 
 SECOND = 1_000_000
@@ -68,7 +70,7 @@ def test_who_comes_into_a_pause_is_told_of_it(made: Recorder) -> None:
     assert told.sentences()[0] == (
         f"From 1.000 s on it was held 5.000 s, waiting, while the engine was paused: {text}."
     )
-    assert "never had to wait" not in told.describe()
+    assert "nothing held it" not in told.describe()
     line = one(made)
     assert line.seconds("held") == pytest.approx(5.0, abs=0.001) and line.seconds("waiting") < 0.001
     assert "- held 5.000 s" in line.describe() and text in line.describe() and "-" in line.bar()
@@ -206,6 +208,16 @@ def test_pauses_that_come_again_are_one_sentence(made: Recorder) -> None:
     assert text.startswith("3 times, from seq ") and "it was held, 3.000 s in all; the last time 1.000 s" in text
 
 
+def test_what_took_no_time_is_not_told(made: Recorder) -> None:
+    made.admit("a", [1, 2, 3], max_tokens=12)
+    made.run(2)
+    made.take(Pause, mode="keep", call="p")
+    made.t -= 10
+    made.take(Resume, call="r")
+    made.run()
+    assert held(explain(made.log, "a")) == [] and one(made).holds == []
+
+
 def test_an_engine_that_closes_from_a_pause_holds_what_lives(made: Recorder) -> None:
     made.admit("a", [1, 2, 3], max_tokens=12)
     made.run(2)
@@ -233,15 +245,40 @@ def test_what_holds_at_the_end_of_a_log_still_holds(made: Recorder) -> None:
     assert line.ended is None and line.seconds("held") == pytest.approx(7.0, abs=0.001)
 
 
+def test_a_world_looks_back_for_the_call_that_held_who_comes(made: Recorder) -> None:
+    made.admit("z", [1, 2, 3])
+    made.run()
+    made.take(Pause, mode="keep", call="p")
+    pause = seq(made)
+    made.take(FlushCache, call="f")
+    made.admit("a", [1, 2, 3])
+    came = seq(made)
+    made.t += SECOND
+    made.take(Resume, call="r")
+    made.run()
+    world = World.read(made.log)
+    told = [world.explain(life) for life in world.overview.lives.all]
+    assert [held(one) for one in told] == [[], [("paused", "waiting", 1.0)]]
+    assert f"from the Pause (keep) at seq {pause}, before it came, to the Resume" in told[1].describe()
+    assert held(world.explain(world.overview.lives.all[1], came)) == [("paused", "waiting", 0.0)]
+
+
 def test_where_the_beginning_is_not_seen_it_is_said_to_be_before(made: Recorder) -> None:
     made.take(Pause, mode="keep", call="p")
+    for _ in range(MOST_CALLS):
+        made.take(FlushCache, call="f")
+    made.admit("a", [1, 2, 3])
+    came = seq(made)
+    made.take(Abort, rid="a")
     made.admit("a", [1, 2, 3])
     made.t += SECOND
     made.take(Resume, call="r")
     made.run()
     world = World.read(made.log)
-    [told] = [world.explain(life) for life in world.overview.lives.all]
-    assert held(told) == [("paused", "waiting", 1.0)] and "from before seq 3, before it came," in told.describe()
+    first, second = [world.explain(life) for life in world.overview.lives.all]
+    assert f"from before seq {came}, before it came, to its own end at seq {came + 1}." in first.describe()
+    assert held(second) == [("paused", "waiting", 1.0)] and f"from before seq {came + 2}," in second.describe()
+    assert [explain(made.log, "a").sentences()[0][:8]] == ["2 times,"]
 
 
 def test_holds_are_plain_data(made: Recorder) -> None:

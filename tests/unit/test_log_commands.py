@@ -14,6 +14,7 @@ import pytest
 from leftfold.cli import main
 from leftfold.events import Abort, Admit, EventLog, Pause, Retention, SamplingParams, compress_closed, prune
 from leftfold.replay.export import BATCH, REQUESTS, STEPS
+from leftfold.replay.walking import opened
 from tests.log_samples import segments
 from tests.logs import Recorder, record
 from tests.unit.test_log_snapshots import NOW, log_with_snapshots
@@ -338,3 +339,20 @@ def test_parquet_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
     code, text = said("log", "export", folder, tmp_path / "out", "--format", "parquet")
     assert code == 2 and "pip install 'leftfold[export]'" in text and len(text.splitlines()) == 1
+
+
+def test_a_request_from_before_the_first_record_is_looked_at_as_far_as_it_goes(tmp_path: Path, said: Said) -> None:
+    log_with_snapshots(tmp_path, every=3)
+    assert prune(tmp_path, Retention(size=0), NOW)
+    fold = opened(EventLog.read(tmp_path))[0]
+    assert fold.state is not None
+    living, gone = set(fold.state.by_rid), {*fold.state.requests} - {*fold.state.by_rid}
+    assert living and gone
+    for rid in living:
+        code, text = said("replay", "timeline", tmp_path, rid)
+        assert code == 2 and text.endswith(f"in {tmp_path}: it came before the log's first record\n")
+        assert said("replay", "explain", tmp_path, rid)[0] == said("replay", "show", tmp_path, "--rid", rid)[0] == 0
+    for rid in gone:
+        for words in (("explain", tmp_path, rid), ("show", tmp_path, "--rid", rid)):
+            code, text = said("replay", *words)
+            assert code == 2 and text.endswith(f"in {tmp_path}: it ended before the log's first record\n")
