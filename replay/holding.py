@@ -96,8 +96,10 @@ class Holds:
         """What holds already where the first record comes after `seq`."""
         if state is None:
             return
-        for text in _bars(state):
-            self._since[text] = f"before seq {seq + 1}"
+        bars = _bars(state)
+        self._since = dict.fromkeys(bars, f"before seq {seq + 1}")
+        for key, request in self._held(bars, state).items():
+            self._begun(key, bars[key[1]], request, seq, t, came=False)
         self._remember(state, t)
 
     def take(self, seq: int, event: Event, state: State) -> None:
@@ -152,27 +154,32 @@ class Holds:
             case ForwardDone():
                 return f"the result of step {event.step} could not be used"
             case _:
-                return f"the limits leave {state.config.rows} rows, fewer than ran"
+                return f"the limits leave room for {state.config.rows} running, fewer than ran"
 
     def _change(self, bars: Mapping[str, str], seq: int, event: Event, state: State) -> None:
         before = self._since
         self._since = {text: before.get(text) or self._origin(kind, seq, event, state) for text, kind in bars.items()}
-        held: set[tuple[Who, str]] = set()
-        for request in state.by_rid.get(self.rid, ()):
-            for text, kind in bars.items():
-                if _applies(kind, request, state):
-                    held.add((request.key, text))
+        held = self._held(bars, state)
         for key in [key for key in self._open if key not in held]:
             hold = self._open.pop(key)
             hold.last_seq, hold.end, hold.until = seq, event.t, self._ending(hold, seq, event, state)
             if hold.end == hold.begin:
                 self.all.remove(hold)
+        for key, request in held.items():
+            if key not in self._open:
+                text = key[1]
+                came = getattr(event, "rid", None) == self.rid and self._since[text] == before.get(text)
+                self._begun(key, bars[text], request, seq, event.t, came=came)
+
+    def _held(self, bars: Mapping[str, str], state: State) -> dict[tuple[Who, str], Request]:
+        """Who is held, and by what: by a call only where nothing else would hold it beside that."""
+        found: dict[tuple[Who, str], Request] = {}
         for request in state.by_rid.get(self.rid, ()):
-            for text, kind in bars.items():
-                key = (request.key, text)
-                if key in held and key not in self._open:
-                    came = getattr(event, "rid", None) == self.rid and self._since[text] == before.get(text)
-                    self._begun(key, kind, request, seq, event.t, came=came)
+            texts = [text for text, kind in bars.items() if _applies(kind, request, state)]
+            if len(texts) > 1:
+                texts = [text for text in texts if bars[text] != CALL]
+            found |= {(request.key, text): request for text in texts}
+        return found
 
     def _begun(self, key: tuple[Who, str], kind: str, request: Request, seq: int, t: int, *, came: bool) -> None:
         who, text = key
@@ -226,7 +233,7 @@ _DRAIN = "the engine was draining"
 
 
 def _bars(state: State) -> dict[str, str]:
-    """What holds rows now: text to kind. A call is told of where nothing else would hold them beside it."""
+    """What holds rows now: text to kind."""
     found: dict[str, str] = {}
     if not state.executor_present:
         found["the executor was absent"] = ABSENT
@@ -243,7 +250,7 @@ def _bars(state: State) -> dict[str, str]:
             found["the engine closed from a pause"] = CLOSING
         case Gate.STOPPED:
             found["the engine was stopped"] = STOPPED
-    if not found and state.controls and state.controls[0].barrier:
+    if state.controls and state.controls[0].barrier:
         found[f"a {type(state.controls[0].event).__name__} was carried out"] = CALL
     return found
 

@@ -24,7 +24,8 @@ from leftfold.events import (
     UpdateWeights,
     Wake,
 )
-from leftfold.replay.explain import Explanation, explain
+from leftfold.replay.explain import Explanation, explain, explain_from
+from leftfold.replay.fold import fold
 from leftfold.replay.show import life
 from leftfold.replay.timeline import Timeline, timelines
 from leftfold.replay.worlds import World
@@ -182,6 +183,35 @@ def test_a_call_that_is_carried_out_holds_as_long_as_it_takes(made: Recorder) ->
     assert f"the UpdateWeights at seq {call} takes what every row has computed with it" in told.describe()
 
 
+def test_a_call_beside_a_drain_holds_who_the_drain_lets_run(made: Recorder) -> None:
+    made.admit("a", [1, 2, 3], max_tokens=12)
+    made.run(2)
+    made.take(Pause, mode="wait", call="p")
+    made.admit("b", [1, 2, 3])
+    made.take(UpdateWeights, call="u", source="x", version="v2", live="keep")
+    plan = made.tick()
+    made.done()
+    made.t += 3 * SECOND
+    made.take(ControlDone, op=plan.ops[0].op)
+    made.run()
+    assert held(explain(made.log, "a")) == [("call", "decoding", 3.0)]
+    assert held(explain(made.log, "b"))[0] == ("draining", "waiting", 3.0)
+    assert not [cause for cause in explain(made.log, "a").causes if cause.kind == "put_back"]
+
+
+def test_what_held_before_the_first_record_holds_from_there_on(made: Recorder) -> None:
+    made.admit("a", [1, 2, 3], max_tokens=12)
+    made.run(2)
+    made.take(Pause, mode="keep", call="p")
+    begin = seq(made)
+    made.t += 6 * SECOND
+    made.take(Resume, call="r")
+    made.run()
+    rest = (record for record in made.log if record.seq > begin)
+    told = explain_from(fold(made.log, begin), rest, "a")
+    assert held(told) == [("paused", "decoding", 6.0)] and f"from before seq {begin + 1} to" in told.describe()
+
+
 def test_rows_that_lower_limits_put_back_are_told_so() -> None:
     made = Recorder(EventLog.memory(), replace(CONFIG, max_running=2))
     made.admit("a", [1, 2, 3])
@@ -189,7 +219,7 @@ def test_rows_that_lower_limits_put_back_are_told_so() -> None:
     made.run(2)
     made.take(Reconfigure, call="c", set={"max_running": 1})
     made.run()
-    assert "back in line: the limits leave 1 rows, fewer than ran" in explain(made.log, "b").describe()
+    assert "back in line: the limits leave room for 1 running, fewer than ran" in explain(made.log, "b").describe()
     assert not held(explain(made.log, "a")) and not held(explain(made.log, "b"))
 
 
