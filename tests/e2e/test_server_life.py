@@ -169,10 +169,10 @@ def test_an_address_of_somebody_else_is_one_line_and_code_2(folder: Path) -> Non
 
 
 def test_what_the_engine_cannot_start_with_is_one_line_and_code_2(folder: Path) -> None:
-    with ServerProcess.toy(folder, policy="fcfs", max_num_seqs=-1) as server:
+    with ServerProcess.toy(folder, policy="fcfs", kv_tokens=15) as server:
         assert server.process.wait(timeout=PATIENCE) == 2
         (line,) = [x for x in server.stderr.splitlines() if "INFO" not in x]
-        assert line.startswith("leftfold: ") and "-1" in line
+        assert line.startswith("leftfold: ") and "num_pages 0" in line
 
 
 def test_an_unknown_model_is_one_line_and_code_2(tmp_path: Path) -> None:
