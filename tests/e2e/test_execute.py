@@ -83,4 +83,6 @@ def test_the_log_of_another_model_is_refused(tmp_path: Path, capsys: pytest.Capt
         made.run()
     assert cli.main(["replay", "execute", str(tmp_path / "log"), "--model", "smollm2"]) == 2
     assert "'oracle'" in capsys.readouterr().err
+    assert cli.main(["replay", "execute", str(tmp_path / "log"), "--model", "smollm2", "--rid", "chatcmpl-a"]) == 2
+    assert "'oracle'" in capsys.readouterr().err, "the request is found by the id of its answer"
     assert cli.main(["replay", "execute", str(tmp_path / "log"), "--rid", "nobody"]) == 2
