@@ -33,7 +33,7 @@ from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
-from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_reasons, check_shortage, client_in
+from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_reasons, check_room, check_shortage, client_in
 from leftfold.replay.fuzzing.provenance import Provenance
 from leftfold.replay.fuzzing.results import formed, overs
 from leftfold.replay.fuzzing.router import Router
@@ -285,6 +285,8 @@ class Core:
                 raise Violation("gate", f"step {plan.step} has rows behind gate {desk.gate}, {desk.queue} waits")
         if self.apart and len(plan.rows) > 1:
             self._run_apart(plan)
+        for join in plan.plan.join[-1:]:
+            check_room(self.state, self.config, self.clients[join.rid, join.epoch, join.choice])
         self.flights.append(plan)
         self.steps_done += 1
         if self.steps_done % self.rigour == 0:

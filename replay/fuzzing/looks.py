@@ -62,6 +62,13 @@ def check_plan(state: State, config: Config, clients: Mapping[Key, Client], plan
             raise Violation("apart", f"step {plan.step} computes {len(rows)} rows, one of them of {client.key}")
 
 
+def check_room(state: State, config: Config, last: Client) -> None:
+    """Who joined last finds a page for its first new token, too: it is not let in only to give way in the next step."""
+    wanted = -(-min(last.known + 1, last.limit - 1) // config.page_size) - -(-last.known // config.page_size)
+    if wanted > state.pool.usable:
+        raise Violation("room", f"{last.key} joins with {last.known} tokens, and no page is left for the next one")
+
+
 def _check_row(state: State, config: Config, client: Client, row: Row) -> None:
     context, end = [*client.prompt, *client.tokens], row.start + row.length
     told = bool(row.tokens) or len(state.in_flight) == 1  # else an earlier step, still in flight, brings the input
