@@ -16,6 +16,7 @@ from leftfold.events import (
     EventLog,
     ExecutorLost,
     FlushCache,
+    ForwardDone,
     Pause,
     Reconfigure,
     Resume,
@@ -26,6 +27,7 @@ from leftfold.events import (
 )
 from leftfold.replay.explain import Explanation, explain, explain_from
 from leftfold.replay.fold import fold
+from leftfold.replay.names import Named
 from leftfold.replay.show import life
 from leftfold.replay.timeline import Timeline, timelines
 from leftfold.replay.worlds import World
@@ -263,6 +265,34 @@ def test_an_engine_that_closes_from_a_pause_holds_what_lives(made: Recorder) -> 
     assert {kind for kind, _, _ in held(told)} & {"closing", "stopped"}
 
 
+def test_a_result_that_could_not_be_used_took_the_rows(made: Recorder) -> None:
+    made.admit("a", [1, 2, 3], max_tokens=12)
+    made.run(2)
+    made.tick()
+    wrong = made.flights.popleft()
+    made.take(ForwardDone, step=wrong.step, tokens=[1], digest="0" * 32)
+    made.start()
+    made.run()
+    assert f"the result of step {wrong.step} could not be used" in explain(made.log, "a").describe()
+
+
+def test_a_pause_ends_what_made_a_request_wait(made: Recorder) -> None:
+    rows = made.config.rows
+    for number in range(rows + 1):
+        made.admit(f"r{number}", [number, 2, 3], max_tokens=9)
+    last = f"r{rows}"
+    made.run(3)
+    made.take(Pause, mode="keep", call="p")
+    made.t += SECOND
+    made.take(Resume, call="r")
+    made.run()
+    told = explain(made.log, last)
+    [full, *_] = [cause for cause in told.causes if cause.hold is None]
+    assert held(told) == [("paused", "waiting", 1.0)] and full.end <= next(
+        cause.hold.begin for cause in told.causes if cause.hold is not None
+    )
+
+
 def test_what_holds_at_the_end_of_a_log_still_holds(made: Recorder) -> None:
     made.admit("a", [1, 2, 3], max_tokens=12)
     made.run(2)
@@ -380,3 +410,8 @@ def test_while_it_is_held_nothing_happens_to_a_request_and_times_add_up(
         for text in {hold.text for hold in holds}:
             times = [(hold.begin, hold.end) for hold in holds if hold.text == text]
             assert all(a[1] <= b[0] for a, b in zip(times, times[1:], strict=False))
+
+
+def test_a_log_without_requests_says_so() -> None:
+    assert Named([], []).others() == "it holds no request"
+    assert Named([], ["a", "b"]).others() == "it holds 'a', 'b'"

@@ -47,6 +47,7 @@ number = 5
 
 def misspelt(request): return (request.promt_len,)
 def nothing(request): return None
+def spoils(request): request.tokens = None; return (1,)
 def text(request): return "x"
 def bare(request): return 3
 def words(request): return ("1",)
@@ -181,6 +182,12 @@ def test_a_policy_that_fails_is_refused_before_anybody_asks(
     text = str(raised.value)
     assert text.startswith(f"policy '{module}:{name}' failed on a request: ") and text.endswith(FAILING[name])
     assert "\n" not in text and f"{module}:{name}" not in POLICIES and not caplog.records
+
+
+def test_one_that_changes_what_it_is_shown_is_refused(module: str) -> None:
+    with pytest.raises(PolicyError, match="failed on a request: TypeError: object of type 'NoneType' has no len"):
+        load(f"{module}:spoils")
+    assert f"{module}:spoils" not in POLICIES
 
 
 def test_a_known_one_that_fails_later_stays_known(module: str) -> None:
