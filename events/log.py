@@ -85,6 +85,7 @@ class EventLog:
             self._store.confirm(names[-1])  # segments before it were synced before it was begun
         snapshots = self._store.snapshots()
         tail = scan(self._store, holding=snapshots[0] if snapshots else 0)
+        self._first_seq = begins_at(self._store)  # the last that may fail to be read: from here on the log is changed
         self.dropped = tail.dropped
         if tail.dropped is not None:
             self._store.truncate(tail.name, tail.size)
@@ -93,7 +94,6 @@ class EventLog:
         self._segment, self._size = tail.segment, tail.size
         if tail.segment and not tail.size:
             self._segment -= 1  # its header was torn and is written again
-        self._first_seq = begins_at(self._store)
         self._drop_ahead(snapshots)
         if tail.size and not tail.name.endswith(".zst") and tail.schema == SCHEMA:
             self._queue.append(self._segment)
