@@ -45,7 +45,7 @@ def _follows(request: Request) -> bool:
 def admit(sketch: Sketch) -> None:
     """Admit while slots, budget and pages last; who is next and does not fit is not overtaken in this plan."""
     if sketch.trace is None and (sketch.row_count >= sketch.config.rows or sketch.budget <= 0):
-        return
+        return  # before a policy looks at the whole line for nothing
     reserve = growth_reserve(sketch)
     for request in _in_turn(sketch):
         if sketch.row_count >= sketch.config.rows:

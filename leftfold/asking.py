@@ -10,12 +10,12 @@ from leftfold.answer import Beside
 from leftfold.checking import short
 from leftfold.events import SamplingParams
 from leftfold.params import check_params
+from leftfold.text.content import ContentError, content_text
 
 Prompt = str | Sequence[int]
 Message = Mapping[str, Any]
 MOST_SCORES = 20
 MOST_TOKEN = (1 << 31) - 1
-_PARTS = ("text", "input_text")
 
 
 def prompts_of(prompts: Any) -> list[str | list[int]]:
@@ -97,18 +97,14 @@ def _conversation(messages: list[Any], name: str) -> list[Message]:
 
 
 def _content(message: Message, name: str) -> str:
-    """Its text: as it is, or of its parts, one to a line. The model's own turn may have none."""
     content = message.get("content")
-    if isinstance(content, str):
-        return content
-    if content is None and message["role"] == "assistant":
-        return ""
-    if not isinstance(content, list) or not content:
-        raise TypeError(f"{name} is {short(content)}: give a text or a list of text parts")
-    for i, part in enumerate(content):
-        if not _is_message(part) or part.get("type") not in _PARTS or not isinstance(part.get("text"), str):
-            raise TypeError(f'{name}[{i}] is {short(part)}: give {{"type": "text", "text": "…"}}')
-    return "\n".join(part["text"] for part in content)
+    try:
+        return content_text(content, message["role"])
+    except ContentError as error:
+        if error.part is None:
+            raise TypeError(f"{name} is {short(content)}: give a text or a list of text parts") from None
+        part = short(message["content"][error.part])
+        raise TypeError(f'{name}[{error.part}] is {part}: give {{"type": "text", "text": "…"}}') from None
 
 
 def _is_message(value: Any) -> bool:

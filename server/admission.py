@@ -12,6 +12,7 @@ from leftfold.server.errors import ApiError, invalid, unsupported
 from leftfold.server.openai_types import ChatBody, CompletionBody, GenerationBody
 from leftfold.server.state import Service
 from leftfold.text import Tokenizer
+from leftfold.text.content import PARTS, ContentError, content_text
 
 _GREEDY_BELOW = 1e-4  # a smaller temperature overflows float32 logits and means greedy anyway
 DEFAULT_MAX_TOKENS = 16
@@ -27,7 +28,7 @@ class Place:
 
     field: str = "messages"
     before: int = 0
-    parts: tuple[str, ...] = ("text", "input_text")
+    parts: tuple[str, ...] = PARTS
 
     def of(self, index: int) -> str:
         """The name of message `index`."""
@@ -129,21 +130,14 @@ def _message(place: Place, index: int, message: Any, tokenizer: Tokenizer) -> di
     return {**message, "role": role, "content": _content(where, message.get("content"), role, place.parts)}
 
 
-def _content(where: str, content: Any, role: str, parts: Sequence[str]) -> str:
-    if isinstance(content, str):
-        return content
-    if content is None and role == "assistant":
-        return ""
-    if not isinstance(content, list) or not content:
-        raise invalid(f"{where}.content", "must be a string or a list of text parts", content)
-    texts = []
-    for i, part in enumerate(content):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind not in parts or not isinstance(part.get("text"), str):
-            form = f'must be {{"type": "{parts[0]}", "text": "…"}} (types {", ".join(parts)}); only text is supported'
-            raise invalid(f"{where}.content.{i}", form, part)
-        texts.append(part["text"])
-    return "\n".join(texts)
+def _content(where: str, content: Any, role: str, kinds: Sequence[str]) -> str:
+    try:
+        return content_text(content, role, kinds)
+    except ContentError as error:
+        if error.part is None:
+            raise invalid(f"{where}.content", "must be a string or a list of text parts", content) from None
+        form = f'must be {{"type": "{kinds[0]}", "text": "…"}} (types {", ".join(kinds)}); only text is supported'
+        raise invalid(f"{where}.content.{error.part}", form, content[error.part]) from None
 
 
 def _check_common(body: GenerationBody) -> None:

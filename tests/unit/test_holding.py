@@ -265,6 +265,22 @@ def test_an_engine_that_closes_from_a_pause_holds_what_lives(made: Recorder) -> 
     assert {kind for kind, _, _ in held(told)} & {"closing", "stopped"}
 
 
+def test_an_engine_that_closes_from_a_pause_ends_its_operation_first(made: Recorder) -> None:
+    made.admit("a", [1, 2, 3], max_tokens=12)
+    made.run(2)
+    made.take(Pause, mode="keep", call="p")
+    made.take(Sleep, tags=("weights",), call="s")
+    plan = made.tick()
+    made.take(Shutdown, call="x", deadline=9 * SECOND)
+    shutdown = seq(made)
+    made.t += 2 * SECOND
+    made.done()
+    made.take(ControlDone, op=plan.ops[0].op)
+    told = explain(made.log, "a")
+    assert ("closing", "decoding", 2.0) in held(told)
+    assert f"while the engine closed from a pause: from the Shutdown at seq {shutdown}" in told.describe()
+
+
 def test_a_result_that_could_not_be_used_took_the_rows(made: Recorder) -> None:
     made.admit("a", [1, 2, 3], max_tokens=12)
     made.run(2)
