@@ -160,6 +160,13 @@ _SIMPLE: Mapping[Any, Check] = {
 }  # fmt: skip
 
 
+def _is_array(hint: Any) -> bool:
+    """Whether an annotation is one of arrays: `NDArray` names `ndarray` itself, or (numpy ≥ 2.5) is an alias of it."""
+    origin = get_origin(hint)
+    target = getattr(origin, "__value__", origin)
+    return (get_origin(target) or target) is np.ndarray
+
+
 def _check_of(hint: Any) -> Check | None:
     """The check of an annotation, None where it allows anything."""
     if hint is Any:
@@ -168,7 +175,7 @@ def _check_of(hint: Any) -> Check | None:
         return _SIMPLE[hint]
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        checks = [_check_of(argument) for argument in arguments if get_origin(argument) is not np.ndarray]
+        checks = [_check_of(argument) for argument in arguments if not _is_array(argument)]
         known = [check for check in checks if check is not None]
         return None if len(known) < len(checks) else known[0] if len(known) == 1 else _either(known)
     if origin is Sequence:
