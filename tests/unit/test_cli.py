@@ -14,6 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from leftfold import cli
+from leftfold.bench import control
 from leftfold.cli import COMMANDS, main
 from leftfold.events import EventLog, Pause, Resume
 from leftfold.executor.cost import CostModel
@@ -535,6 +536,16 @@ def test_bench_control_measures_depths_policies_and_crowds(capsys: pytest.Captur
     assert (found["depth"], found["policy"], found["waiting"]) == (2, "edf", 30)
     (row,) = found["rows"]
     assert row["rows"] == 4 and row["us_per_step"] > 0 and row["us_per_admission"] > 0
+    assert row["interruptions_per_s"] >= 0
+
+
+@pytest.mark.parametrize(("per_second", "told"), [(4000.0, False), (17_430.0, True)])
+def test_bench_control_says_when_its_figures_are_of_a_busy_machine(
+    per_second: float, told: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(control, "interruptions", lambda: per_second)
+    assert run("bench", "control", "--rows", "4", "--steps", "8", "--no-peers") == 0
+    assert ("interrupts this machine up to 17,430 times" in capsys.readouterr().out) is told
 
 
 def test_models_lists_the_cache(
