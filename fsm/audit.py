@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from leftfold.events.plan import as_list
 from leftfold.fsm.errors import InvariantViolation
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.prefix import extend_keys, page_key
@@ -205,7 +206,7 @@ def _check_steps(state: State) -> None:
 
 def _named(step: InFlight) -> list[tuple[Seat, int, int]]:
     """What a step computes, in its rows' order: seat, first position, width."""
-    decode = [(seat, start, 1) for seat, start in zip(step.rows.decode.seats, step.rows.starts.tolist(), strict=True)]
+    decode = [(seat, start, 1) for seat, start in zip(step.rows.decode.seats, as_list(step.rows.starts), strict=True)]
     return decode + [(chunk.seat, chunk.start, chunk.length) for chunk in step.rows.chunks if chunk.length]
 
 
@@ -221,7 +222,7 @@ def _check_widths(state: State, running: Sequence[Seat]) -> None:
                 reached[seat] = start + width
         inputs = step.rows.inputs
         if inputs is not None:
-            for seat, token in zip(step.rows.decode.seats, inputs.tolist(), strict=True):
+            for seat, token in zip(step.rows.decode.seats, as_list(inputs), strict=True):
                 if seat in reached and columns.last[seat.slot] != token:
                     _fail(f"step {step.step} feeds {token} to {seat.request.rid!r}, not {columns.last[seat.slot]}")
     for seat in running:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,20 @@ ONE = np.array(1)
 _COLUMNS = ("computed", "planned", "limit", "runway", "base", "alarm", "last")
 
 
+class Cells:
+    """The same columns for who looks at one slot at a time: an item of a memoryview costs half of an array's."""
+
+    __slots__ = _COLUMNS
+
+    alarm: memoryview
+    base: memoryview
+    computed: memoryview
+    last: memoryview
+    limit: memoryview
+    planned: memoryview
+    runway: memoryview
+
+
 class Columns:
     """One entry per slot; an entry means nothing while its slot is free.
 
@@ -28,19 +42,21 @@ class Columns:
     `base`: what position `computed` has to be added to for its place in the pool's flat token mirror.
     `alarm`: the row is looked at one by one once `computed` reaches it (a page is full, or its limit is reached).
     `last`: the newest token, whose K/V is not computed yet.
-    `watchers`: running requests by the token that they stop at.
+    `watchers`: running requests by the token that they stop at. `cells`: views of all of them.
     """
 
-    __slots__ = ("alarm", "base", "computed", "last", "limit", "planned", "runway", "watch", "watchers")
+    __slots__ = (*_COLUMNS, "cells", "watch", "watchers")
+
+    alarm: IntArray
+    base: IntArray
+    computed: IntArray
+    last: IntArray
+    limit: IntArray
+    planned: IntArray
+    runway: IntArray
 
     def __init__(self, slots: int) -> None:
-        self.computed: IntArray = np.zeros(slots, np.int64)
-        self.planned: IntArray = np.zeros(slots, np.int64)
-        self.limit: IntArray = np.zeros(slots, np.int64)
-        self.runway: IntArray = np.zeros(slots, np.int64)
-        self.base: IntArray = np.zeros(slots, np.int64)
-        self.alarm: IntArray = np.zeros(slots, np.int64)
-        self.last: IntArray = np.zeros(slots, np.int64)
+        self.fill({name: np.zeros(slots, np.int64) for name in _COLUMNS})
         # watch[token]: whether a running request stops at it; the last entry stays False, larger tokens clip to it
         self.watch: npt.NDArray[np.bool_] = np.zeros(1, np.bool_)
         self.watchers: dict[int, int] = {}
@@ -61,13 +77,19 @@ class Columns:
     def widen(self, slots: int) -> None:
         """Make the columns at least `slots` long."""
         more = np.zeros(slots - len(self.computed), np.int64)
+        self.fill({name: np.concatenate((getattr(self, name), more)) for name in _COLUMNS})
+
+    def fill(self, columns: Mapping[str, IntArray]) -> None:
+        """Put these arrays, one of each name, into the places of those that are there."""
+        self.cells = Cells()
         for name in _COLUMNS:
-            setattr(self, name, np.concatenate((getattr(self, name), more)))
+            setattr(self, name, columns[name])
+            setattr(self.cells, name, columns[name].data)
 
     def copy(self) -> Columns:
         """An independent copy."""
         other = object.__new__(Columns)
-        for name in (*_COLUMNS, "watch"):
-            setattr(other, name, getattr(self, name).copy())
+        other.fill({name: getattr(self, name).copy() for name in _COLUMNS})
+        other.watch = self.watch.copy()
         other.watchers = self.watchers.copy()
         return other

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import numpy as np
 
-from leftfold.events.plan import IntArray
+from leftfold.events.plan import IntArray, as_list
 from leftfold.events.types import ForwardDone
-from leftfold.fsm import turning
+from leftfold.fsm import few, turning
 from leftfold.fsm.controls import lose_control
 from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, Usage, usage_of
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
+from leftfold.fsm.few import Look, commit_few
 from leftfold.fsm.lifecycle import CHUNK, PREFILLED, Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN
 from leftfold.fsm.pages import Entry
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
-from leftfold.fsm.rows import ChunkRow
+from leftfold.fsm.rows import ChunkRow, Column
 from leftfold.fsm.seating import begin_decoding, rewind
 from leftfold.fsm.state import InFlight, State
 
@@ -53,21 +55,21 @@ def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[
             drain(state, flight)
 
 
-def _attested(state: State, flight: InFlight, event: ForwardDone) -> IntArray | None:
-    """The result's tokens (int64) if it is the oldest step's, of the right plan and of the right count."""
+def _attested(state: State, flight: InFlight, event: ForwardDone) -> Column | None:
+    """The result's tokens if it is the oldest step's, of the right plan and of the right count."""
     if event.step != flight.step or (event.digest is not None and event.digest != flight.digest):
         return None
     if event.error is not None:
         return _NO_TOKENS
     tokens = _tokens(event.tokens)
-    if tokens is None or tokens.ndim != 1 or event.ended:
+    if tokens is None or event.ended:
         return None
     if event.counts is not None:
         tokens = _firsts(state, flight, tokens, event.counts)
     return tokens if tokens is not None and len(tokens) == flight.expected else None
 
 
-def _firsts(state: State, flight: InFlight, tokens: IntArray, counts: Sequence[int]) -> IntArray | None:
+def _firsts(state: State, flight: InFlight, tokens: Column, counts: Sequence[int]) -> Column | None:
     """The first token of each sampling row, as if they came one by one: none follows the one that ends a row.
 
     A row of width 1 has no K/V for a second token, so what brings more to a row that goes on is wrong.
@@ -76,40 +78,44 @@ def _firsts(state: State, flight: InFlight, tokens: IntArray, counts: Sequence[i
     plain = all(isinstance(count, (int, np.integer)) and count >= 1 for count in given)
     if not plain or len(given) != flight.expected or sum(given) != len(tokens):
         return None
-    firsts = tokens[np.cumsum([0, *given[:-1]])] if given else tokens
+    listed = as_list(tokens)
+    firsts = [listed[at] for at in accumulate([0, *given[:-1]])] if given else listed
     sampling = [chunk for chunk in flight.rows.chunks if chunk.samples]
-    ends = [*flight.rows.ends.tolist(), *(chunk.start + chunk.length for chunk in sampling)]
+    ends = [*as_list(flight.rows.ends), *(chunk.start + chunk.length for chunk in sampling)]
     seats = [*flight.rows.decode.seats, *(chunk.seat for chunk in sampling)]
-    for seat, token, at, count in zip(seats, firsts.tolist(), ends, given, strict=True):
+    for seat, token, at, count in zip(seats, firsts, ends, given, strict=True):
         goes_on = seat.slot not in flight.ended and _reason(seat.request, token, at) is None
         if count > 1 and goes_on:
             return None
     return firsts
 
 
-def _tokens(raw: object) -> IntArray | None:
-    """Token ids as int64, None for what are none."""
-    if isinstance(raw, np.ndarray) and raw.dtype == _INT32 and raw.ndim == 1:
-        return None if len(raw) and raw.item(raw.argmin()) < 0 else raw.astype(np.int64)
+def _tokens(raw: object) -> Column | None:
+    """Token ids, int64 or as a list if they are few; None for what are none."""
+    if type(raw) is np.ndarray and raw.dtype is _INT32 and raw.ndim == 1:
+        if len(raw) > few.FEW:
+            return None if raw.item(raw.argmin()) < 0 else raw.astype(np.int64)
+        listed: list[int] = raw.tolist()
+        return None if listed and min(listed) < 0 else listed
     try:
         tokens = np.asarray(raw)
     except (TypeError, ValueError, OverflowError):
         return None
     if not tokens.size:
         return _NO_TOKENS
-    if tokens.dtype.kind not in "iu" or (tokens < 0).any() or (tokens > MAX_TOKEN).any():
+    if tokens.ndim != 1 or tokens.dtype.kind not in "iu" or (tokens < 0).any() or (tokens > MAX_TOKEN).any():
         return None
     return tokens.astype(np.int64)
 
 
-def _commit(state: State, flight: InFlight, tokens: IntArray, outputs: Outputs) -> None:
+def _commit(state: State, flight: InFlight, tokens: Column, outputs: Outputs) -> None:
     rows = flight.rows
     over: list[tuple[Request, FinishReason]] = []
     decoded = len(rows.decode.seats)
     if decoded:
         _commit_decode(state, flight, tokens[:decoded] if rows.chunks else tokens, outputs, over)
     if rows.chunks:
-        _commit_chunks(state, flight, tokens[decoded:].tolist(), outputs, over)
+        _commit_chunks(state, flight, as_list(tokens[decoded:]), outputs, over)
     if over:
         end(state, over)
     if state.suspects:
@@ -117,12 +123,33 @@ def _commit(state: State, flight: InFlight, tokens: IntArray, outputs: Outputs) 
 
 
 def _commit_decode(
-    state: State, flight: InFlight, tokens: IntArray, outputs: Outputs, over: list[tuple[Request, FinishReason]]
+    state: State, flight: InFlight, tokens: Column, outputs: Outputs, over: list[tuple[Request, FinishReason]]
 ) -> None:
+    full: dict[int, Entry] = {}
+    seats: Sequence[Seat]
+    ends: Column
+    if len(flight.rows.decode.seats) <= few.FEW:
+        seats, ends, tokens, looks = commit_few(state, flight, as_list(tokens))
+    else:
+        seats, ends, tokens, looks = _commit_many(state, flight, np.asarray(tokens), full)
+    turned = len(full)
+    ended = _look_at(state, seats, looks, full) if looks else {}
+    if full:  # in the order of rows: of equal pages the first one is found from now on
+        state.pool.publish(full.values() if not turned or turned == len(full) else [full[at] for at in sorted(full)])
+    if ended:
+        over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
+    state.counts["generation_tokens"] += len(seats)
+    outputs.parts.append(TokenBatch(seats, ends, tokens, ended, state.version))
+
+
+def _commit_many(
+    state: State, flight: InFlight, tokens: IntArray, full: dict[int, Entry]
+) -> tuple[Sequence[Seat], IntArray, IntArray, list[Look]]:
+    """As `commit_few`, by column; where many rows filled a page they have turned to the next one, with it in `full`."""
     rows, columns = flight.rows, state.columns
-    seats, slots, starts, computed, inputs = rows.decode.seats, rows.decode.slots, rows.starts, rows.ends, rows.inputs
-    if inputs is None:  # an earlier step brought them meanwhile
-        inputs = columns.last[slots]
+    seats: Sequence[Seat] = rows.decode.seats
+    slots, starts, computed = rows.decode.slots, np.asarray(rows.starts), np.asarray(rows.ends)
+    inputs = columns.last[slots] if rows.inputs is None else np.asarray(rows.inputs)  # None: a step brought them since
     if flight.ended:
         alive = np.flatnonzero(~np.isin(slots, flight.ended))
         seats = [seats[index] for index in alive.tolist()]
@@ -131,7 +158,6 @@ def _commit_decode(
     state.pool.flat[columns.base[slots] + starts] = inputs
     columns.computed[slots] = computed
     columns.last[slots] = tokens
-    state.counts["generation_tokens"] += len(seats)
     marked = computed >= columns.alarm[slots]
     quiet = None
     if columns.watchers:
@@ -140,24 +166,17 @@ def _commit_decode(
             marked |= hits
             quiet = ~hits
     indices = marked.nonzero()[0]
-    full: dict[int, Entry] = {}
+    if not len(indices):
+        return seats, computed, tokens, []
     if len(indices) >= turning.MANY:
         indices = turning.turn_pages(state, seats, slots, computed, indices, quiet, full)
-    turned = len(full)
-    ended = _look_at(state, seats, computed, tokens, indices, full) if len(indices) else {}
-    if full:  # in the order of rows: of equal pages the first one is found from now on
-        state.pool.publish(full.values() if not turned or turned == len(full) else [full[at] for at in sorted(full)])
-    if ended:
-        over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
-    outputs.parts.append(TokenBatch(seats, computed, tokens, ended, state.version))
+    return seats, computed, tokens, [(index, computed.item(index), tokens.item(index)) for index in indices.tolist()]
 
 
 def _look_at(
     state: State,
     seats: Sequence[Seat],
-    computed: IntArray,
-    tokens: IntArray,
-    indices: IntArray,
+    looks: Sequence[Look],
     full: dict[int, Entry],
 ) -> dict[int, tuple[FinishReason, Usage]]:
     """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end.
@@ -166,10 +185,9 @@ def _look_at(
     `full`, by the row's index.
     """
     ended: dict[int, tuple[FinishReason, Usage]] = {}
-    columns, size = state.columns, state.config.page_size
-    raw, alarm, base, width = state.pool.raw, columns.alarm, columns.base, size * 4
-    rows = zip(indices.tolist(), computed[indices].tolist(), tokens[indices].tolist(), strict=True)
-    for index, at, token in rows:
+    cells, size = state.columns.cells, state.config.page_size
+    raw, alarm, base, width = state.pool.raw, cells.alarm, cells.base, size * 4
+    for index, at, token in looks:
         seat = seats[index]
         final = seat.final
         if at == seat.edge:
@@ -222,7 +240,7 @@ def _store_chunk(state: State, chunk: ChunkRow) -> None:
     end = chunk.start + chunk.length
     first, full = chunk.start // size, end // size
     state.pool.store(seat.pages, chunk.start, chunk.tokens)
-    state.columns.computed[seat.slot] = end
+    state.columns.cells.computed[seat.slot] = end
     if seat.publishes and full > first:
         request = seat.request
         keys = request.keys
@@ -288,4 +306,4 @@ def _seats(flight: InFlight) -> Sequence[Seat]:
 def _ends(flight: InFlight) -> Sequence[int]:
     """The position behind what the step computes, for each of `_seats`."""
     chunks = [chunk.start + chunk.length for chunk in flight.rows.chunks if chunk.length]
-    return [*flight.rows.ends.tolist(), *chunks]
+    return [*as_list(flight.rows.ends), *chunks]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from leftfold.events.plan import ExecutionPlan, IntArray
+from leftfold.events.plan import ExecutionPlan, IntArray, as_list
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.request import Request, Seat
 
@@ -65,8 +65,8 @@ class TokenBatch:
     def __init__(
         self,
         seats: Sequence[Seat],
-        positions: IntArray,
-        tokens: IntArray,
+        positions: IntArray | Sequence[int],
+        tokens: IntArray | Sequence[int],
         ended: Mapping[int, tuple[FinishReason, Usage]],
         version: str,
     ) -> None:
@@ -80,7 +80,7 @@ class TokenBatch:
         return len(self.seats)
 
     def __iter__(self) -> Iterator[Output]:
-        positions, tokens = self.positions.tolist(), self.tokens.tolist()
+        positions, tokens = as_list(self.positions), as_list(self.tokens)
         for index, seat in enumerate(self.seats):
             request = seat.request
             reason, usage = self.ended.get(index, (None, None))

@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from leftfold.events.digest import digest_of
-from leftfold.events.plan import Control, ExecutionPlan, Join, Joined, Plan, as_list
+from leftfold.events.plan import Control, ExecutionPlan, IntArray, Join, Joined, Plan, as_list
+from leftfold.fsm import few
 from leftfold.fsm.columns import ONE
 from leftfold.fsm.controls import launch_control
 from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
+from leftfold.fsm.few import plan_few
 from leftfold.fsm.lifecycle import JOIN, Trigger, advance
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
@@ -99,22 +101,32 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
 
 def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRows:
     """Plan every row on by what this step computes; note those that cannot simply be planned on again."""
+    starts, ends, inputs = (plan_few if len(decode.seats) <= few.FEW else _plan_many)(state, decode)
+    if chunks:
+        planned_through(state, [chunk.seat for chunk in chunks if chunk.samples])
+    return StepRows(decode, starts, ends, inputs, chunks, state.config.page_size)
+
+
+def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray, IntArray | None]:
+    """As `plan_few`, by column."""
     columns, slots = state.columns, decode.slots
     starts = columns.planned[slots]
     inputs = None if state.in_flight else columns.last[slots]
     planned = starts + ONE
     columns.planned[slots] = planned
     stopped = (planned >= columns.runway[slots]).nonzero()[0]
-    if len(stopped):
+    if len(stopped) <= few.FEW:
+        for index in stopped.tolist():
+            seat = decode.seats[index]
+            (state.resting if planned.item(index) >= seat.last else state.at_edge).append(seat.slot)
+    else:
         halted = slots[stopped]
         over = planned[stopped] >= columns.limit[halted]
         if _TRUE in over.tobytes():
             state.resting += halted[over].tolist()
             halted = halted[~over]
         state.at_edge += halted.tolist()
-    if chunks:
-        planned_through(state, [chunk.seat for chunk in chunks if chunk.samples])
-    return StepRows(decode, starts, planned, inputs, chunks, state.config.page_size)
+    return starts, planned, inputs
 
 
 def _decode_rows(state: State, plan: Plan) -> RowSet:
@@ -127,10 +139,11 @@ def _decode_rows(state: State, plan: Plan) -> RowSet:
 
 def _chunk_rows(state: State, plan: Plan) -> list[ChunkRow]:
     rows: list[ChunkRow] = []
+    planned = state.columns.cells.planned
     for slot, length, samples in plan.chunks:
         seat = state.by_slot[slot]
         assert seat is not None
-        start = state.columns.planned.item(slot)
+        start = planned[slot]
         rows.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start : start + length]))
-        state.columns.planned[slot] = start + length
+        planned[slot] = start + length
     return rows

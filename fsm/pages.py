@@ -23,13 +23,13 @@ MANY = 16
 class PagePool:
     """Pages `0 … num_pages - 1` of one cache group on one tier.
 
-    `raw`: the token mirror as bytes. `free` is in the order pages are granted, `cached` from the least recently
-    released. `journal`: what became findable (page, key, parent's key), ceased to (-1, key, None) or was all forgotten
-    (None) since it was last taken; None when nobody listens.
+    `flat`, `cells`, `raw`: the token mirror as one array, by item and as bytes. `free` is in the order pages are
+    granted, `cached` from the least recently released. `journal`: what became findable (page, key, parent's key),
+    ceased to (-1, key, None) or was all forgotten (None) since it was last taken; None when nobody listens.
     """
 
     __slots__ = (
-        "cached", "flat", "free", "journal", "keys", "page_size", "published", "published_ever", "raw", "refs",
+        "cached", "cells", "flat", "free", "journal", "keys", "page_size", "published", "published_ever", "raw", "refs",
         "tokens",
     )  # fmt: skip
 
@@ -37,7 +37,8 @@ class PagePool:
         self.page_size = page_size
         self.tokens = np.zeros((num_pages, page_size), np.int32)
         self.flat = self.tokens.reshape(-1)
-        self.raw = memoryview(self.flat.data).cast("B")
+        self.cells = self.flat.data
+        self.raw = self.cells.cast("B")
         self.refs = [0] * num_pages
         self.keys: list[bytes | None] = [None] * num_pages
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
@@ -148,7 +149,8 @@ class PagePool:
         other.page_size = self.page_size
         other.tokens = self.tokens.copy()
         other.flat = other.tokens.reshape(-1)
-        other.raw = memoryview(other.flat.data).cast("B")
+        other.cells = other.flat.data
+        other.raw = other.cells.cast("B")
         other.published_ever = self.published_ever
         other.refs = self.refs.copy()
         other.journal = None if self.journal is None else self.journal.copy()

@@ -40,7 +40,7 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
     if not passing:
         return Plan(ends=deadline_ends(overdue)) if overdue else None
     busy = overdue or state.suspects or state.waiting.keys or state.prefilling or state.resting or control is not None
-    if busy or len(state.at_edge) > state.pool.usable:
+    if busy or (state.at_edge and len(state.at_edge) > state.pool.usable):
         return (_apart if state.suspects else _plan)(Sketch(state, overdue, control, trace))
     return _same_rows(state) if state.decoding.seats else None
 
@@ -57,7 +57,7 @@ def _plan(sketch: Sketch) -> Plan | None:
         if seat in sketch.held_back:
             sketch.chunks.append(Chunk(seat.slot, 0, False))
         else:
-            sketch.chunk(seat.slot, int(state.columns.planned[seat.slot]), seat.target)
+            sketch.chunk(seat.slot, state.columns.cells.planned[seat.slot], seat.target)
     if state.waiting.keys and enough:
         admit(sketch)
     elif sketch.trace is not None:

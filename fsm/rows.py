@@ -10,9 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from leftfold.events.plan import IntArray, Row, RowSource, TokenArray
+from leftfold.events.plan import IntArray, Row, RowSource, TokenArray, as_list
 from leftfold.fsm.limits import demand
 from leftfold.fsm.request import Seat
+
+Column = IntArray | list[int]
 
 _order = attrgetter("order")
 
@@ -78,14 +80,14 @@ class ChunkRow(NamedTuple):
 class StepRows(RowSource):
     """The rows of one plan: decode rows as columns, chunk rows one by one. Holds values only, no state.
 
-    `starts`, `ends`: int64, the position of each decode row, and the one behind it; `inputs`: its input token, or None
-    while an earlier step, which brings it, is in flight.
+    `starts`, `ends`: the position of each decode row, and the one behind it; `inputs`: its input token, or None while
+    an earlier step, which brings it, is in flight. int64 columns, or lists where there are few rows.
     """
 
     __slots__ = ("_rows", "chunks", "decode", "ends", "inputs", "page_size", "starts")
 
     def __init__(
-        self, decode: RowSet, starts: IntArray, ends: IntArray, inputs: IntArray | None, chunks: Sequence[ChunkRow],
+        self, decode: RowSet, starts: Column, ends: Column, inputs: Column | None, chunks: Sequence[ChunkRow],
         page_size: int,
     ) -> None:  # fmt: skip
         self.decode = decode
@@ -110,8 +112,8 @@ class StepRows(RowSource):
         return tuple(seat.pages[: demand(end, self.page_size)])
 
     def _decode_rows(self) -> Sequence[Row]:
-        starts = self.starts.tolist()
-        inputs = [()] * len(starts) if self.inputs is None else [(token,) for token in self.inputs.tolist()]
+        starts = as_list(self.starts)
+        inputs = [()] * len(starts) if self.inputs is None else [(token,) for token in as_list(self.inputs)]
         return [
             Row(seat.request.rid, seat.request.choice, seat.slot, start, 1, True, tokens, self._pages(seat, start + 1))
             for seat, start, tokens in zip(self.decode.seats, starts, inputs, strict=True)

@@ -26,20 +26,20 @@ def take_seat(state: State, request: Request, slot: int, pages: list[int], start
     state.next_order += 1
     request.seat = seat
     state.by_slot[slot] = seat
-    columns = state.columns
-    columns.computed[slot] = columns.planned[slot] = start
-    columns.limit[slot] = last = seat.last
+    cells = state.columns.cells
+    cells.computed[slot] = cells.planned[slot] = start
+    cells.limit[slot] = last = seat.last
     reach = len(pages) * state.config.page_size
-    columns.runway[slot] = reach if reach < last else last
+    cells.runway[slot] = reach if reach < last else last
     if request.watched:
-        columns.watch_for(request.watched, 1)
+        state.columns.watch_for(request.watched, 1)
     state.prefilling[slot] = seat
     return seat
 
 
 def leave_rows(state: State, seats: Sequence[Seat]) -> None:
     """Take seats out of the rows; they keep what they own."""
-    rows, columns = state.decoding, state.columns
+    rows, cells = state.decoding, state.columns.cells
     indices: list[int] = []
     for seat in seats:
         slot = seat.slot
@@ -47,7 +47,7 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
             index = rows.find(seat)
             assert index >= 0, f"slot {slot} holds no row"
             indices.append(index)
-            if columns.planned.item(slot) >= columns.runway.item(slot):
+            if cells.planned[slot] >= cells.runway[slot]:
                 (state.at_edge if slot in state.at_edge else state.resting).remove(slot)
     if indices:
         indices.sort()
@@ -75,11 +75,10 @@ def note_runway(state: State, seat: Seat, planned: int) -> None:
 
 def rewind(state: State) -> None:
     """What was in flight is void: rows are planned from what is committed."""
-    columns, running = state.columns, state.running()
+    cells, running = state.columns.cells, state.running()
     state.at_edge, state.resting, state.prefilling, decoding = [], [], {}, []
     for seat in running:
-        computed = int(columns.computed[seat.slot])
-        columns.planned[seat.slot] = computed
+        cells.planned[seat.slot] = computed = cells.computed[seat.slot]
         if computed < seat.target:
             state.prefilling[seat.slot] = seat
         else:
@@ -94,7 +93,7 @@ def release(state: State, seat: Seat) -> None:
     request.seat = None
     slot = seat.slot
     state.by_slot[slot] = None
-    state.tenants.charge(request.tenant, state.columns.computed.item(slot) - seat.start)
+    state.tenants.charge(request.tenant, state.columns.cells.computed[slot] - seat.start)
     state.pool.release(seat.pages)
     state.free_slots.append(slot)
     if request.watched:
@@ -104,7 +103,7 @@ def release(state: State, seat: Seat) -> None:
 def gather(state: State, seat: Seat) -> TokenArray:
     """All tokens of a running request, read from its pages before they are given back (int32)."""
     tokens = seat.request.tokens
-    have, computed = len(tokens), int(state.columns.computed[seat.slot])
+    have, computed = len(tokens), state.columns.cells.computed[seat.slot]
     if computed < have:
         return tokens
     size = state.config.page_size
@@ -136,7 +135,7 @@ def dequeue(state: State, request: Request) -> None:
 
 def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
     """Set the columns of a row that has its first token, `computed` positions behind it."""
-    columns, size, slot, request = state.columns, state.config.page_size, seat.slot, seat.request
+    cells, size, slot, request = state.columns.cells, state.config.page_size, seat.slot, seat.request
     number = computed // size
     seat.edge = (number + 1) * size
     seat.final = seat.last if len(request.watched) == len(request.stops) else 0
@@ -144,7 +143,7 @@ def begin_decoding(state: State, seat: Seat, token: int, computed: int) -> None:
         if number > len(request.keys):
             extend_keys(request.keys, request.root, request.tokens, number, size)
         seat.parent = request.keys[number - 1] if number else request.root
-    columns.last[slot] = token
-    columns.alarm[slot] = seat.edge if seat.edge < seat.final else seat.final
+    cells.last[slot] = token
+    cells.alarm[slot] = seat.edge if seat.edge < seat.final else seat.final
     if number < len(seat.pages):
-        columns.base[slot] = (seat.pages[number] - number) * size
+        cells.base[slot] = (seat.pages[number] - number) * size

@@ -298,8 +298,7 @@ def _finished(fields: Sequence[Any]) -> Request:
 
 def _fill_columns(state: State, raw: Mapping[str, Any]) -> None:
     columns = state.columns
-    for name in _COLUMNS:
-        setattr(columns, name, np.array(raw[name], np.int64))
+    columns.fill({name: np.array(raw[name], np.int64) for name in _COLUMNS})
     columns.watchers = dict(zip(raw["watched"], raw["watchers"], strict=True))
     columns.watch = np.zeros(raw["watch"], np.bool_)
     columns.watch[np.asarray(raw["watched"], np.int64)] = True

@@ -133,7 +133,7 @@ class State:
         seat = request.seat
         if seat is None:
             return len(request.tokens)
-        return max(len(request.tokens), int(self.columns.computed[seat.slot]) + 1)
+        return max(len(request.tokens), self.columns.cells.computed[seat.slot] + 1)
 
     @property
     def queued_tokens(self) -> int:
@@ -161,12 +161,13 @@ class State:
         served = self.tenants.served.copy()
         for seat in self.running():
             tenant = seat.request.tenant
-            served[tenant] = served.get(tenant, 0) + int(self.columns.planned[seat.slot]) - seat.start
+            served[tenant] = served.get(tenant, 0) + self.columns.cells.planned[seat.slot] - seat.start
         return served
 
     def flies(self, seat: Seat) -> bool:
         """Whether a step in flight computes something for `seat`."""
-        return bool(self.in_flight) and self.columns.planned.item(seat.slot) > self.columns.computed.item(seat.slot)
+        cells = self.columns.cells
+        return bool(self.in_flight) and cells.planned[seat.slot] > cells.computed[seat.slot]
 
     @property
     def wake_at(self) -> int | None:

@@ -42,7 +42,7 @@ def turn_pages(
         turning &= quiet[indices]
     picked, at, where = indices[turning], at[turning], where[turning]
     columns.alarm[where] = np.minimum(at + size, limit[turning])
-    raw, base, width = state.pool.raw, columns.base, size * 4
+    raw, base, width = state.pool.raw, columns.cells.base, size * 4
     for index, end in zip(picked.tolist(), at.tolist(), strict=True):
         seat = seats[index]
         pages, parent, number = seat.pages, seat.parent, end // size
@@ -69,8 +69,8 @@ def grow_pages(state: State, slots: Sequence[int], pages: Sequence[int]) -> None
 
 
 def _grow_few(state: State, slots: Sequence[int], pages: Sequence[int]) -> None:
-    columns, size, by_slot = state.columns, state.config.page_size, state.by_slot
-    base, runway = columns.base, columns.runway
+    cells, size, by_slot = state.columns.cells, state.config.page_size, state.by_slot
+    base, runway = cells.base, cells.runway
     for slot, page in zip(slots, pages, strict=True):
         seat = by_slot[slot]
         assert seat is not None

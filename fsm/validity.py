@@ -204,7 +204,7 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat], joining: list[Req
     """Joins take free slots and waiting requests; chunks cover what is left of each prompt and no more."""
     remaining: dict[int, tuple[int, int]] = {}
     for seat in state.prefilling.values():
-        remaining[seat.slot] = (int(state.columns.planned[seat.slot]), seat.target)
+        remaining[seat.slot] = (state.columns.cells.planned[seat.slot], seat.target)
     away, freed = [], []
     for seat in leaving:
         away.append(seat.slot)

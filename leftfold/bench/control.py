@@ -173,7 +173,7 @@ class Bench:
 
     def step(self) -> float:
         """One decode step; seconds it took."""
-        state, log = self.state, self.log
+        state, log, flying, depth = self.state, self.log, self.flying, self.state.config.pipeline_depth
         tokens = self.rng.integers(0, 50_000, self.rows + 64, dtype=np.int32)
         self.t += 1000
         ended = self.rows - len(state.live) if self.steady else 0
@@ -181,9 +181,9 @@ class Bench:
         begun = perf_counter()
         for arrival in arrivals:
             self._take(arrival)
-        while len(self.flying) <= state.config.pipeline_depth and self._launch():
+        while len(flying) <= depth and self._launch():
             pass
-        execution, count = self.flying.popleft()
+        execution, count = flying.popleft()
         done = ForwardDone(t=self.t, step=execution.step, tokens=tokens[:count], digest=execution.digest)
         log.append(done)
         step(state, done)

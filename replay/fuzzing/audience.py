@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from leftfold.events.plan import as_list
 from leftfold.fsm import Effects, FinishReason, Output
 from leftfold.fsm.effects import Outputs, TokenBatch
 from leftfold.replay.fuzzing.clients import Client, Key
@@ -70,7 +71,7 @@ class Audience:
     def _hear_batch(self, batch: TokenBatch) -> None:
         """Tokens that end nobody, as columns: that is most of them, and rows would take their time."""
         live = self.live
-        for seat, position, token in zip(batch.seats, batch.positions.tolist(), batch.tokens.tolist(), strict=True):
+        for seat, position, token in zip(batch.seats, as_list(batch.positions), as_list(batch.tokens), strict=True):
             client = live.get(seat.request.key)
             if client is None:
                 raise Violation("after-end", f"{seat.request.key} is over, or was never admitted, and hears {token}")

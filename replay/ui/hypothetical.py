@@ -22,6 +22,7 @@ from leftfold.events import (
     Started,
     Tick,
 )
+from leftfold.events.plan import as_list
 from leftfold.fsm import State, decide
 from leftfold.fsm.state import InFlight
 from leftfold.replay.errors import ReplayError
@@ -206,7 +207,7 @@ def _busy(busy: int, event: Event) -> int:
 def sampled(flight: InFlight) -> Iterator[tuple[Key, int]]:
     """Who gets a token of a step's result, and at which position, in the result's order."""
     rows = flight.rows
-    for seat, end in zip(rows.decode.seats, rows.ends.tolist(), strict=True):
+    for seat, end in zip(rows.decode.seats, as_list(rows.ends), strict=True):
         yield seat.request.key, end
     for chunk in rows.chunks:
         if chunk.samples:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from random import Random
 from typing import Any
 
 import pytest
 
-from leftfold.events import Admit, ForwardDone, SamplingParams, Tick
-from leftfold.fsm import Config, Output, State, step, turning
+from leftfold.events import Abort, Admit, ExecutionPlan, ForwardDone, SamplingParams, Tick
+from leftfold.fsm import Config, Output, State, few, step, turning
 from leftfold.fsm.columns import WATCHED
 
 ROWS = 300
@@ -49,29 +50,43 @@ def drive(config: Config, requests: list[Admit]) -> Iterator[Output]:
         state.check()
 
 
-def alike(many: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Rows that write the same and end at different places, where so `many` are taken at once: what is seen of them."""
+def alike(most_few: int, many: int, depth: int, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Rows that write the same and end at different places, where up to `most_few` are taken one by one and so `many`
+    turn their pages at once: what is seen of them.
+    """
+    monkeypatch.setattr(few, "FEW", most_few)
     monkeypatch.setattr(turning, "MANY", many)
-    state = State(Config(num_pages=400, page_size=4, max_running=60, max_batch_tokens=600, max_model_len=64))
+    state = State(
+        Config(
+            num_pages=400, page_size=4, max_running=60, max_batch_tokens=600, max_model_len=64, pipeline_depth=depth
+        )
+    )
     state.listen()
     for number in range(60):
         params = SamplingParams(max_tokens=4 + 4 * (number % 5), stop_token_ids=(3,) if number % 3 else ())
         step(state, Admit(t=0, rid=f"r{number}", prompt=[number % 7] * (5 - number % 2), params=params))
-    seen = []
+    seen: list[Any] = []
+    flying: deque[ExecutionPlan] = deque()
     while state.live:
-        plan = step(state, Tick(t=1)).plan
-        assert plan is not None
+        while len(flying) <= depth and (plan := step(state, Tick(t=1)).plan) is not None:
+            flying.append(plan)
+        if len(seen) == 3:
+            seen.append([*step(state, Abort(t=1, rid="r7")).outputs])
+        plan = flying.popleft()
         tokens = [(row.start + row.length) % 11 for row in plan.rows if row.samples]
         effects = step(state, ForwardDone(t=1, step=plan.step, tokens=tokens, digest=plan.digest))
         state.check()
-        seen.append((state.digest(), list(effects.kv_events)))
+        seen.append((state.digest(), [*effects.outputs], list(effects.kv_events)))
     return seen
 
 
-@pytest.mark.parametrize("many", [1, 5])
-def test_pages_that_fill_at_once_are_published_in_the_order_of_rows(many: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of equal pages the first is found from then on, so another order would be another law."""
-    assert alike(many, monkeypatch) == alike(1000, monkeypatch)
+@pytest.mark.parametrize("depth", [0, 1, 2])
+@pytest.mark.parametrize(("most_few", "many"), [(0, 1), (0, 5), (20, 5), (1000, 1000)])
+def test_rows_one_by_one_and_by_column_are_the_same(
+    most_few: int, many: int, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pages that fill at once are published in the order of rows: of equal ones the first is found from then on."""
+    assert alike(most_few, many, depth, monkeypatch) == alike(0, 1000, depth, monkeypatch)
 
 
 def by_rid(outputs: Iterator[Output]) -> dict[str, list[Any]]:
