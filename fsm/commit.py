@@ -9,24 +9,24 @@ import numpy as np
 
 from leftfold.events.plan import IntArray, as_list
 from leftfold.events.types import ForwardDone
-from leftfold.fsm import few, turning
+from leftfold.fsm import few
+from leftfold.fsm.columns import ONE
 from leftfold.fsm.controls import lose_control
-from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, Usage, usage_of
+from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, usage_of
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
-from leftfold.fsm.few import Look, commit_few
+from leftfold.fsm.few import commit_few
 from leftfold.fsm.lifecycle import CHUNK, PREFILLED, Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN
 from leftfold.fsm.pages import Entry
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
-from leftfold.fsm.rows import ChunkRow, Column
+from leftfold.fsm.rows import ChunkRow, Column, items
 from leftfold.fsm.seating import begin_decoding, rewind
 from leftfold.fsm.state import InFlight, State
 
 _NO_TOKENS = np.empty(0, np.int64)
 _INT32 = np.dtype(np.int32)
-_TRUE = b"\x01"
 
 MAX_LONE_FAILURES = 3
 """Failed steps in which a request was the only row, after which it is taken for the culprit."""
@@ -125,77 +125,59 @@ def _commit(state: State, flight: InFlight, tokens: Column, outputs: Outputs) ->
 def _commit_decode(
     state: State, flight: InFlight, tokens: Column, outputs: Outputs, over: list[tuple[Request, FinishReason]]
 ) -> None:
-    full: dict[int, Entry] = {}
-    seats: Sequence[Seat]
-    ends: Column
-    if len(flight.rows.decode.seats) <= few.FEW:
-        seats, ends, tokens, looks = commit_few(state, flight, as_list(tokens))
+    ends = flight.rows.ends
+    if isinstance(ends, list):
+        batch, marked = commit_few(state, flight, ends, as_list(tokens))
     else:
-        seats, ends, tokens, looks = _commit_many(state, flight, np.asarray(tokens), full)
-    turned = len(full)
-    ended = _look_at(state, seats, looks, full) if looks else {}
-    if full:  # in the order of rows: of equal pages the first one is found from now on
-        state.pool.publish(full.values() if not turned or turned == len(full) else [full[at] for at in sorted(full)])
-    if ended:
-        over += [(seats[index].request, reason) for index, (reason, _) in ended.items()]
-    state.counts["generation_tokens"] += len(seats)
-    outputs.parts.append(TokenBatch(seats, ends, tokens, ended, state.version))
+        batch, marked = _commit_many(state, flight, ends, np.asarray(tokens))
+    if marked:
+        _look_at(state, batch, marked)
+    if batch.ended:
+        over += [(batch.seats[index].request, reason) for index, (reason, _) in batch.ended.items()]
+    state.counts["generation_tokens"] += len(batch.seats)
+    outputs.parts.append(batch)
 
 
 def _commit_many(
-    state: State, flight: InFlight, tokens: IntArray, full: dict[int, Entry]
-) -> tuple[Sequence[Seat], IntArray, IntArray, list[Look]]:
-    """As `commit_few`, by column; where many rows filled a page they have turned to the next one, with it in `full`."""
+    state: State, flight: InFlight, computed: IntArray, tokens: IntArray
+) -> tuple[TokenBatch, list[int]]:
+    """As `commit_few`, by column."""
     rows, columns = flight.rows, state.columns
     seats: Sequence[Seat] = rows.decode.seats
-    slots, starts, computed = rows.decode.slots, np.asarray(rows.starts), np.asarray(rows.ends)
+    slots = rows.decode.slots
     inputs = columns.last[slots] if rows.inputs is None else np.asarray(rows.inputs)  # None: a step brought them since
     if flight.ended:
         alive = np.flatnonzero(~np.isin(slots, flight.ended))
         seats = [seats[index] for index in alive.tolist()]
-        slots, starts, computed = slots[alive], starts[alive], computed[alive]
-        inputs, tokens = inputs[alive], tokens[alive]
-    state.pool.flat[columns.base[slots] + starts] = inputs
+        slots, computed, inputs, tokens = slots[alive], computed[alive], inputs[alive], tokens[alive]
+    state.pool.flat[columns.base[slots] + computed - ONE] = inputs
     columns.computed[slots] = computed
     columns.last[slots] = tokens
     marked = computed >= columns.alarm[slots]
-    quiet = None
     if columns.watchers:
-        hits = columns.watch.take(tokens, None, None, "clip")
-        if _TRUE in hits.tobytes():
-            marked |= hits
-            quiet = ~hits
-    indices = marked.nonzero()[0]
-    if not len(indices):
-        return seats, computed, tokens, []
-    if len(indices) >= turning.MANY:
-        indices = turning.turn_pages(state, seats, slots, computed, indices, quiet, full)
-    return seats, computed, tokens, [(index, computed.item(index), tokens.item(index)) for index in indices.tolist()]
+        marked |= columns.watch.take(tokens, None, None, "clip")
+    return TokenBatch(seats, computed, tokens, state.version), marked.nonzero()[0].tolist()
 
 
-def _look_at(
-    state: State,
-    seats: Sequence[Seat],
-    looks: Sequence[Look],
-    full: dict[int, Entry],
-) -> dict[int, tuple[FinishReason, Usage]]:
-    """Rows that filled a page, reached their limit or may have met a stop id, one by one; which of them end.
+def _look_at(state: State, batch: TokenBatch, marked: Sequence[int]) -> None:
+    """Rows that filled a page, reached their limit or may have met a stop id, one by one; `batch` notes who ends.
 
-    A row that filled a page goes on with the next one, if that is granted yet; what is to be published is put into
-    `full`, by the row's index.
+    A row that filled a page publishes it and goes on with the next one, if that is granted yet.
     """
-    ended: dict[int, tuple[FinishReason, Usage]] = {}
-    cells, size = state.columns.cells, state.config.page_size
+    cells, size, seats = state.columns.cells, state.config.page_size, batch.seats
     raw, alarm, base, width = state.pool.raw, cells.alarm, cells.base, size * 4
-    for index, at, token in looks:
-        seat = seats[index]
+    positions, tokens = items(batch.positions), items(batch.tokens)
+    full: list[Entry] = []
+    for index in marked:
+        seat, at, token = seats[index], positions[index], tokens[index]
         final = seat.final
         if at == seat.edge:
             pages, parent, number = seat.pages, seat.parent, at // size
             if parent is not None:
                 page = pages[number - 1]
-                seat.parent = key = page_key(parent, raw[page * width : page * width + width])
-                full[index] = (page, key, parent if number > 1 else None)
+                begin = page * width
+                seat.parent = key = page_key(parent, raw[begin : begin + width])
+                full.append((page, key, parent if number > 1 else None))
             if number < len(pages):
                 base[seat.slot] = pages[number] * size - at
             seat.edge = edge = at + size
@@ -203,8 +185,9 @@ def _look_at(
         if at >= final or token in seat.stops:
             reason = _reason(seat.request, token, at)
             if reason is not None:
-                ended[index] = (reason, usage_of(seat.request, at + 1 - seat.request.prompt_len))
-    return ended
+                batch.ended[index] = (reason, usage_of(seat.request, at + 1 - seat.request.prompt_len))
+    if full:  # in the order of rows: of equal pages the first one is found from now on
+        state.pool.publish(full)
 
 
 def _commit_chunks(

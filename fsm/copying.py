@@ -53,7 +53,7 @@ class _Copier:
 
     def step_rows(self, rows: StepRows) -> StepRows:
         chunks = [chunk._replace(seat=self.seat(chunk.seat)) for chunk in rows.chunks]
-        return StepRows(self.rows(rows.decode), rows.starts, rows.ends, rows.inputs, chunks, rows.page_size)
+        return StepRows(self.rows(rows.decode), rows.ends, rows.inputs, chunks, rows.page_size)
 
     def queue(self, queue: SortedQueue) -> SortedQueue:
         twin = SortedQueue()

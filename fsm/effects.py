@@ -65,15 +65,14 @@ class TokenBatch:
     def __init__(
         self,
         seats: Sequence[Seat],
-        positions: IntArray | Sequence[int],
-        tokens: IntArray | Sequence[int],
-        ended: Mapping[int, tuple[FinishReason, Usage]],
+        positions: IntArray | list[int],
+        tokens: IntArray | list[int],
         version: str,
     ) -> None:
         self.seats = seats
         self.positions = positions
         self.tokens = tokens
-        self.ended = ended
+        self.ended: dict[int, tuple[FinishReason, Usage]] = {}
         self.version = version
 
     def __len__(self) -> int:

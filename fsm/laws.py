@@ -19,7 +19,6 @@ from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
-from leftfold.fsm.turning import grow_pages
 from leftfold.fsm.validity import refuse_invalid
 
 _TRUE = b"\x01"
@@ -40,13 +39,30 @@ def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | No
         launch_control(state)
     joined = [_join(state, row) for row in plan.join] if plan.join else []
     for slots, pages in plan.grow:
-        grow_pages(state, as_list(slots), as_list(pages))
+        _grow(state, as_list(slots), as_list(pages))
     for _, _, pages in plan.evict:
         cached = state.pool.cached
         dropped = as_list(pages)
         if not cached.keys().isdisjoint(dropped):  # the rest was granted
             state.pool.evict([page for page in dropped if page in cached])
     return _launch(state, plan, joined)
+
+
+def _grow(state: State, slots: Sequence[int], pages: Sequence[int]) -> None:
+    """Append one page to each row, once in `page_size` of its steps; all of them had none left to plan on."""
+    state.pool.grant(pages)
+    cells, size, by_slot = state.columns.cells, state.config.page_size, state.by_slot
+    base, runway = cells.base, cells.runway
+    for slot, page in zip(slots, pages, strict=True):
+        seat = by_slot[slot]
+        assert seat is not None
+        held = seat.pages
+        held.append(page)
+        reach, last = len(held) * size, seat.last
+        runway[slot] = reach if reach < last else last
+        if seat.edge == reach:  # all before is committed; otherwise the commit that fills the page before turns to this
+            base[slot] = page * size - reach + size
+    state.at_edge = [slot for slot in state.at_edge if slot not in slots] if len(slots) < len(state.at_edge) else []
 
 
 def _preempt(state: State, slot: int) -> None:
@@ -101,18 +117,17 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
 
 def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRows:
     """Plan every row on by what this step computes; note those that cannot simply be planned on again."""
-    starts, ends, inputs = (plan_few if len(decode.seats) <= few.FEW else _plan_many)(state, decode)
+    ends, inputs = (plan_few if len(decode.seats) <= few.FEW else _plan_many)(state, decode)
     if chunks:
         planned_through(state, [chunk.seat for chunk in chunks if chunk.samples])
-    return StepRows(decode, starts, ends, inputs, chunks, state.config.page_size)
+    return StepRows(decode, ends, inputs, chunks, state.config.page_size)
 
 
-def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray, IntArray | None]:
+def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray | None]:
     """As `plan_few`, by column."""
     columns, slots = state.columns, decode.slots
-    starts = columns.planned[slots]
     inputs = None if state.in_flight else columns.last[slots]
-    planned = starts + ONE
+    planned = columns.planned[slots] + ONE
     columns.planned[slots] = planned
     stopped = (planned >= columns.runway[slots]).nonzero()[0]
     if len(stopped) <= few.FEW:
@@ -126,7 +141,7 @@ def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray, IntArr
             state.resting += halted[over].tolist()
             halted = halted[~over]
         state.at_edge += halted.tolist()
-    return starts, planned, inputs
+    return planned, inputs
 
 
 def _decode_rows(state: State, plan: Plan) -> RowSet:

@@ -16,6 +16,12 @@ from leftfold.fsm.request import Seat
 
 Column = IntArray | list[int]
 
+
+def items(column: Column) -> list[int] | memoryview:
+    """The column for who looks at single entries of it."""
+    return column.data if isinstance(column, np.ndarray) else column
+
+
 _order = attrgetter("order")
 
 
@@ -80,23 +86,29 @@ class ChunkRow(NamedTuple):
 class StepRows(RowSource):
     """The rows of one plan: decode rows as columns, chunk rows one by one. Holds values only, no state.
 
-    `starts`, `ends`: the position of each decode row, and the one behind it; `inputs`: its input token, or None while
-    an earlier step, which brings it, is in flight. int64 columns, or lists where there are few rows.
+    `ends`: the position behind the one that each decode row computes; `inputs`: its input token, or None while an
+    earlier step, which brings it, is in flight. int64 columns, or lists where there are few rows.
     """
 
-    __slots__ = ("_rows", "chunks", "decode", "ends", "inputs", "page_size", "starts")
+    __slots__ = ("_rows", "_starts", "chunks", "decode", "ends", "inputs", "page_size")
 
     def __init__(
-        self, decode: RowSet, starts: Column, ends: Column, inputs: Column | None, chunks: Sequence[ChunkRow],
-        page_size: int,
-    ) -> None:  # fmt: skip
+        self, decode: RowSet, ends: Column, inputs: Column | None, chunks: Sequence[ChunkRow], page_size: int
+    ) -> None:
         self.decode = decode
-        self.starts = starts
+        self._starts: list[int] | None = None
         self.ends = ends
         self.inputs = inputs
         self.chunks = chunks
         self.page_size = page_size
         self._rows: tuple[Row, ...] | None = None
+
+    @property
+    def starts(self) -> list[int]:
+        """The position that each decode row computes; made when first asked for."""
+        if self._starts is None:
+            self._starts = [end - 1 for end in as_list(self.ends)]
+        return self._starts
 
     def names(self, seat: Seat) -> bool:
         """Whether the plan computes anything for `seat`."""

@@ -282,7 +282,7 @@ class _Decoder:
         ]
         inputs = None if raw["inputs"] is None else np.asarray(raw["inputs"], np.int64)
         starts = np.asarray(raw["starts"], np.int64)
-        rows = StepRows(self.rows(raw["decode"]), starts, starts + ONE, inputs, chunks, page_size)
+        rows = StepRows(self.rows(raw["decode"]), starts + ONE, inputs, chunks, page_size)
         return InFlight(raw["step"], raw["digest"], rows, [*raw["ops"]], [*raw["ended"]])
 
 

@@ -133,11 +133,11 @@ def _check_pages(state: State, plan: Plan, leaving: list[Seat], joining: list[Re
 def _plainly_usable(pool: PagePool, granted: list[int], evicted: list[int]) -> bool:
     """The common case: free pages, then cached ones that are all evicted, each once."""
     free = len(granted) - len(evicted)
-    if free < 0 or (granted[free:] if free else granted) != evicted:
+    if evicted is not granted and (free < 0 or granted[free:] != evicted or not set(map(type, evicted)) <= _INT):
         return False
-    if not set(map(type, granted)) <= _INT or not set(map(type, evicted)) <= _INT:
+    if not set(map(type, granted)) <= _INT or len(set(granted)) < len(granted):
         return False
-    if len(set(granted)) < len(granted) or not all(map(pool.cached.__contains__, evicted)):
+    if not all(map(pool.cached.__contains__, evicted)):
         return False
     return not free or all(map(pool.free.__contains__, granted[:free]))
 

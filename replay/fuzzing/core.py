@@ -26,7 +26,7 @@ from leftfold.events.codec import plan_json
 from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, few, step, turning
+from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, few, step
 from leftfold.fsm.check import check
 from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
@@ -55,8 +55,7 @@ class Core:
         self, *, vocab: int = 50, rigour: int = 1, checks: int = 1, routers: bool = True, **config: Any
     ) -> None:
         self.first_config = Config(**config)
-        pages = self.first_config.num_pages  # rows one by one or by column: it changes nothing
-        few.FEW, turning.MANY = (0, 2, 10)[pages % 3], 1 if pages % 8 == 5 else 32
+        few.FEW = (0, 2, 10)[self.first_config.num_pages % 3]  # rows one by one or by column: it changes nothing
         self.vocab = vocab
         self.rigour = rigour
         self.checks = checks
