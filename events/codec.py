@@ -169,26 +169,24 @@ def encode(event: Event, seq: int | None = None) -> bytes:
     t, kind = event.t, type(event)
     if type(t) is not int or not _LEAST <= t <= _MOST:
         _refuse(TAGS[kind], "t", t)
-    head = b'{"t":%d,' % t if seq is None else b'{"seq":%d,"t":%d,' % (seq, t)
-    if type(event) is Tick:
-        plan = event.plan
-        return b'%b"type":"tick"}' % head if plan is None else b'%b"type":"tick","plan":%b}' % (head, plan_json(plan))
-    if type(event) is ForwardDone and is_plain(event):
-        return b'%b"type":"forward_done","step":%d,"tokens":%b%b}' % (
-            head, event.step, orjson.dumps(event.tokens, _contiguous, _OPTIONS),
-            b"" if event.digest is None else b',"digest":' + orjson.dumps(event.digest),
-        )  # fmt: skip
-    if type(event) is Admit and _is_plain_admit(event):
-        params = params_json(event.params)
-        return b'%b"type":"admit","rid":%b,"prompt":%b%b}' % (
-            head, orjson.dumps(event.rid), orjson.dumps(event.prompt, _contiguous, _OPTIONS),
-            b"" if params == b"{}" else b',"params":' + params,
-        )  # fmt: skip
+    if type(event) is Tick and event.plan is not None and seq is not None:
+        return b'{"seq":%d,"t":%d,"type":"tick","plan":%b}' % (seq, t, plan_json(event.plan))
     tag = TAGS[kind]
-    out: dict[str, Any] = {} if seq is None else {"seq": seq}
-    out["t"] = t
-    out["type"] = tag
-    _FILL[kind](out, event, tag)
+    out: dict[str, Any] = {"t": t, "type": tag} if seq is None else {"seq": seq, "t": t, "type": tag}
+    if type(event) is Tick:
+        if event.plan is not None:
+            out["plan"] = orjson.Fragment(plan_json(event.plan))
+    elif type(event) is ForwardDone and is_plain(event):
+        out["step"], out["tokens"] = event.step, event.tokens
+        if event.digest is not None:
+            out["digest"] = event.digest
+    elif type(event) is Admit and _is_plain_admit(event):
+        out["rid"], out["prompt"] = event.rid, event.prompt
+        params = params_json(event.params)
+        if params != b"{}":
+            out["params"] = orjson.Fragment(params)
+    else:
+        _FILL[kind](out, event, tag)
     return _dumps(out)
 
 

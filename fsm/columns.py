@@ -39,7 +39,7 @@ class Columns:
     `computed`: positions whose K/V is written and committed. `planned`: those, and what steps in flight compute.
     `limit`: positions computed when its limit is reached.
     `runway`: the row is planned on only while `planned` is less (it needs a page then, or is at its limit).
-    `base`: what position `computed` has to be added to for its place in the pool's flat token mirror.
+    `base`: what a position has to be added to for its place in the pool's token mirror.
     `alarm`: the row is looked at one by one once `computed` reaches it (a page is full, or its limit is reached).
     `last`: the newest token, whose K/V is not computed yet.
     `watchers`: running requests by the token that they stop at. `cells`: views of all of them.

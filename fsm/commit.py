@@ -10,7 +10,6 @@ import numpy as np
 from leftfold.events.plan import IntArray, as_list
 from leftfold.events.types import ForwardDone
 from leftfold.fsm import few
-from leftfold.fsm.columns import ONE
 from leftfold.fsm.controls import lose_control
 from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, usage_of
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
@@ -150,7 +149,7 @@ def _commit_many(
         alive = np.flatnonzero(~np.isin(slots, flight.ended))
         seats = [seats[index] for index in alive.tolist()]
         slots, computed, inputs, tokens = slots[alive], computed[alive], inputs[alive], tokens[alive]
-    state.pool.flat[columns.base[slots] + computed - ONE] = inputs
+    state.pool.behind[columns.base[slots] + computed] = inputs
     columns.computed[slots] = computed
     columns.last[slots] = tokens
     marked = computed >= columns.alarm[slots]

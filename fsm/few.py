@@ -43,7 +43,7 @@ def commit_few(state: State, flight: InFlight, ends: list[int], tokens: list[int
     marked: list[int] = []
     for index, (seat, end, token, fed) in enumerate(zip(seats, ends, tokens, inputs, strict=True)):
         slot = seat.slot
-        mirror[base[slot] + end - 1] = fed
+        mirror[base[slot] + end] = fed
         computed[slot] = end
         last[slot] = token
         if end >= alarm[slot] or token in watchers:

@@ -20,25 +20,27 @@ MANY = 16
 """So many whole pages are copied by column; a few cost less one by one."""
 
 
+_LEAD = 16
+"""Unused entries before the first page, so that there is a place before it; as many as keep pages aligned."""
+
+
 class PagePool:
     """Pages `0 … num_pages - 1` of one cache group on one tier.
 
-    `flat`, `cells`, `raw`: the token mirror as one array, by item and as bytes. `free` is in the order pages are
-    granted, `cached` from the least recently released. `journal`: what became findable (page, key, parent's key),
-    ceased to (-1, key, None) or was all forgotten (None) since it was last taken; None when nobody listens.
+    `behind`, `cells`: the token mirror as one array and by item, a token under the place behind its own (counted from 0
+    over all pages); `raw`: the mirror as bytes. `free` is in the order pages are granted, `cached` from the least
+    recently released. `journal`: what became findable (page, key, parent's key), ceased to (-1, key, None) or was all
+    forgotten (None) since it was last taken; None when nobody listens.
     """
 
     __slots__ = (
-        "cached", "cells", "flat", "free", "journal", "keys", "page_size", "published", "published_ever", "raw", "refs",
-        "tokens",
+        "_buffer", "behind", "cached", "cells", "free", "journal", "keys", "page_size", "published", "published_ever",
+        "raw", "refs", "tokens",
     )  # fmt: skip
 
     def __init__(self, num_pages: int, page_size: int) -> None:
         self.page_size = page_size
-        self.tokens = np.zeros((num_pages, page_size), np.int32)
-        self.flat = self.tokens.reshape(-1)
-        self.cells = self.flat.data
-        self.raw = self.cells.cast("B")
+        self._mirror(np.zeros(_LEAD + num_pages * page_size, np.int32))
         self.refs = [0] * num_pages
         self.keys: list[bytes | None] = [None] * num_pages
         self.free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_pages))
@@ -46,6 +48,14 @@ class PagePool:
         self.published: dict[bytes, int] = {}
         self.published_ever = 0
         self.journal: list[Entry | None] | None = None
+
+    def _mirror(self, buffer: TokenArray) -> None:
+        """Mirror tokens in `buffer`; views are derived."""
+        self._buffer = buffer
+        self.behind = buffer[_LEAD - 1 :]
+        self.cells = self.behind.data
+        self.tokens = buffer[_LEAD:].reshape(-1, self.page_size)
+        self.raw = buffer[_LEAD:].data.cast("B")
 
     def __len__(self) -> int:
         return len(self.refs)
@@ -107,19 +117,24 @@ class PagePool:
 
     def store(self, pages: Sequence[int], start: int, tokens: TokenArray) -> None:
         """Mirror `tokens` at positions from `start` of a row that holds `pages`: page by page, or many whole ones."""
-        size, raw, data = self.page_size, self.raw, tokens.tobytes()
-        done, count = 0, len(tokens)
-        while done < count:
-            number, within = divmod(start + done, size)
-            length = min(size - within, count - done)
-            if length == size and count - done >= MANY * size:
-                whole = (count - done) // size
-                length = whole * size
-                self.tokens[pages[number : number + whole]] = tokens[done : done + length].reshape(whole, size)
-            else:
-                at = (pages[number] * size + within) * 4
-                raw[at : at + length * 4] = data[done * 4 : (done + length) * 4]
-            done += length
+        raw, data, width = self.raw, tokens.tobytes(), self.page_size * 4
+        number, within = divmod(start * 4, width)
+        at, end = pages[number] * width + within, len(data)
+        done = width - within  # bytes: first what goes into the page where it begins
+        piece = data[:done]
+        raw[at : at + len(piece)] = piece
+        if end - done >= MANY * width:
+            whole = (end - done) // width
+            self.tokens[pages[number + 1 : number + 1 + whole]] = tokens[done // 4 :][: whole * self.page_size].reshape(
+                whole, self.page_size
+            )
+            number += whole
+            done += whole * width
+        while done < end:
+            number += 1
+            at, piece = pages[number] * width, data[done : done + width]
+            raw[at : at + len(piece)] = piece
+            done += width
 
     def publish(self, full: Iterable[tuple[int, bytes, bytes | None]]) -> None:
         """Make full pages findable: (page, key, key of the page before or None). Where a key is already published its
@@ -144,13 +159,10 @@ class PagePool:
         self.keys = [None] * len(self.keys)
 
     def copy(self) -> PagePool:
-        """An independent copy; views are derived again."""
+        """An independent copy."""
         other = object.__new__(PagePool)
         other.page_size = self.page_size
-        other.tokens = self.tokens.copy()
-        other.flat = other.tokens.reshape(-1)
-        other.cells = other.flat.data
-        other.raw = other.cells.cast("B")
+        other._mirror(self._buffer.copy())
         other.published_ever = self.published_ever
         other.refs = self.refs.copy()
         other.journal = None if self.journal is None else self.journal.copy()

@@ -11,7 +11,7 @@ import pytest
 
 from leftfold.events import EVENTS, Call, SamplingParams, UpdateWeights
 from leftfold.fsm import Config, State, step
-from leftfold.fsm.columns import Columns
+from leftfold.fsm.columns import Cells, Columns
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.policy import Policy
 from tests.unit.test_check import busy
@@ -91,7 +91,10 @@ def test_arrays_and_views_of_a_copy_are_its_own(state: State) -> None:
         value = getattr(state.columns, name)
         if isinstance(value, np.ndarray):
             assert not np.shares_memory(value, getattr(twin.columns, name)), name
-    assert np.shares_memory(twin.pool.flat, twin.pool.tokens) and not np.shares_memory(twin.pool.flat, state.pool.flat)
+    for name in Cells.__slots__:
+        assert np.shares_memory(np.asarray(getattr(twin.columns.cells, name)), getattr(twin.columns, name)), name
+    assert np.shares_memory(twin.pool.behind, twin.pool.tokens)
+    assert not np.shares_memory(twin.pool.behind, state.pool.behind)
     twin.pool.tokens[0, 0] = 77
     assert twin.pool.raw[:4].tobytes() == np.int32(77).tobytes() != state.pool.raw[:4].tobytes()
 
