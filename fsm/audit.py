@@ -206,7 +206,7 @@ def _check_steps(state: State) -> None:
 
 def _named(step: InFlight) -> list[tuple[Seat, int, int]]:
     """What a step computes, in its rows' order: seat, first position, width."""
-    decode = [(seat, start, 1) for seat, start in zip(step.rows.decode.seats, as_list(step.rows.starts), strict=True)]
+    decode = [(seat, start, 1) for seat, start in zip(step.rows.decode.seats, step.rows.starts, strict=True)]
     return decode + [(chunk.seat, chunk.start, chunk.length) for chunk in step.rows.chunks if chunk.length]
 
 

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from leftfold.events import ForwardDone, Record, Started, Tick
-from leftfold.events.plan import as_list
 from leftfold.executor.cost import FEATURES, CostModel, Work, features
 from leftfold.fsm import State
 from leftfold.fsm.rows import StepRows
@@ -71,7 +70,7 @@ def nnls(matrix: Matrix, target: Matrix, tries: int = 200) -> Matrix:
 
 def work_of(rows: StepRows) -> Work:
     """The work of a plan's rows."""
-    work = Work(len(rows.starts), sum(as_list(rows.starts)) + len(rows.starts))
+    work = Work(len(rows.starts), sum(rows.starts) + len(rows.starts))
     for chunk in rows.chunks:
         if chunk.length:
             work = work.chunk(chunk.start, chunk.length)
