@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from leftfold.fsm.line import Line
 from leftfold.fsm.policy import fcfs
 from leftfold.fsm.queue import SortedQueue
@@ -48,8 +46,7 @@ class _Copier:
         return self.seats[seat]
 
     def rows(self, rows: RowSet) -> RowSet:
-        seats = [self.seat(seat) for seat in rows.seats]
-        return RowSet(seats, np.array([seat.slot for seat in seats], np.int64))
+        return RowSet.of([self.seat(seat) for seat in rows.seats])
 
     def step_rows(self, rows: StepRows) -> StepRows:
         chunks = [chunk._replace(seat=self.seat(chunk.seat)) for chunk in rows.chunks]

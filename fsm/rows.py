@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from itertools import pairwise
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -37,6 +37,11 @@ class RowSet:
         self.slots = slots
         self._last_class: int | None = None
 
+    @classmethod
+    def of(cls, seats: list[Seat]) -> RowSet:
+        """The set of these seats."""
+        return cls(seats, np.array([seat.slot for seat in seats], np.int64))
+
     def __len__(self) -> int:
         return len(self.seats)
 
@@ -50,19 +55,18 @@ class RowSet:
 
     def without(self, indices: Sequence[int]) -> RowSet:
         """The set less the rows at `indices` (ascending)."""
-        seats, slots = self.seats.copy(), self.slots
+        seats, slots = self.seats.copy(), bytearray(self.slots.data)
         for index in reversed(indices):
-            del seats[index]
-        kept = [slots[after + 1 : index] for after, index in pairwise((-1, *indices, len(slots)))]
-        return RowSet(seats, np.concatenate(kept))
+            del seats[index], slots[index * 8 : index * 8 + 8]
+        return RowSet(seats, np.frombuffer(slots, np.int64))
 
     def including(self, joined: list[Seat]) -> RowSet:
         """The set with `joined` (ascending by `order`) put where their order belongs."""
         if self.seats and joined[0].order < self.seats[-1].order:
-            seats = sorted((*self.seats, *joined), key=_order)
-            return RowSet(seats, np.array([seat.slot for seat in seats], np.int64))
-        added = np.array([seat.slot for seat in joined], np.int64)
-        return RowSet(self.seats + joined, np.concatenate((self.slots, added)))
+            return RowSet.of(sorted((*self.seats, *joined), key=_order))
+        slots = bytearray(self.slots.data)
+        slots += array("q", [seat.slot for seat in joined])
+        return RowSet(self.seats + joined, np.frombuffer(slots, np.int64))
 
     def find(self, seat: Seat) -> int:
         """Where `seat` stands, -1 if it does not."""
@@ -70,7 +74,7 @@ class RowSet:
         return at if at < len(self.seats) and self.seats[at] is seat else -1
 
 
-EMPTY = RowSet([], np.empty(0, np.int64))
+EMPTY = RowSet.of([])
 
 
 class ChunkRow(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import cached_property
 
 from leftfold.events.plan import Chunk, Control, End, Evict, Grow, Join, Plan
 from leftfold.fsm.draft import Draft
@@ -38,6 +37,7 @@ class Sketch:
         self.state = state
         self.config = state.config
         self.trace = trace
+        self.draft = Draft(state.pool)
         self.ops: Sequence[Control] = () if control is None else (control,)
         self.overdue = dict.fromkeys(overdue) if overdue else {}
         self.decoding: RowSet = state.decoding
@@ -54,11 +54,6 @@ class Sketch:
         self.joining: Sequence[Request] | None = None
         if self.overdue:
             self.leave([request.seat for request in self.overdue if request.seat is not None])
-
-    @cached_property
-    def draft(self) -> Draft:
-        """Made when pages are first asked for: most steps need none."""
-        return Draft(self.state.pool)
 
     @property
     def rows(self) -> list[Seat]:
@@ -113,7 +108,6 @@ class Sketch:
     def plan(self) -> Plan | None:
         """The plan, or None when it would change nothing."""
         ends = deadline_ends(self.overdue) if self.overdue else ()
-        draft: Draft | None = self.__dict__.get("draft")  # None where nobody asked for it
         works = len(self.decoding) > len(self.left_out) or any(chunk.length for chunk in self.chunks)
         if not works and not self.ops:
             return Plan(ends=ends) if ends else None
@@ -123,7 +117,7 @@ class Sketch:
             preempt=[seat.slot for seat in self.victims],
             chunks=self.chunks,
             grow=self.grow,
-            evict=evictions(draft.evicted) if draft is not None else (),
+            evict=evictions(self.draft.evicted),
             ops=self.ops,
             ends=ends,
         )

@@ -197,7 +197,7 @@ class _Decoder:
 
     def rows(self, several: Sequence[int]) -> RowSet:
         seats = self.seats(several)
-        return RowSet(seats, np.array([seat.slot for seat in seats], np.int64))
+        return RowSet.of(seats)
 
     def state(self) -> State:
         raw = self._raw

@@ -99,8 +99,8 @@ def test_the_pool_is_left_as_the_draft_said(seed: int, monkeypatch: pytest.Monke
 
     def plan(self: Sketch) -> Plan | None:
         planned = made(self)
-        draft = self.__dict__.get("draft")
-        if draft is None or planned is None or planned.step is None:
+        draft = self.draft
+        if planned is None or planned.step is None:
             said.append(None)
             return planned
         kept = draft._revived
