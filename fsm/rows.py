@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from operator import attrgetter
@@ -65,7 +64,7 @@ class RowSet:
         if self.seats and joined[0].order < self.seats[-1].order:
             return RowSet.of(sorted((*self.seats, *joined), key=_order))
         slots = bytearray(self.slots.data)
-        slots += array("q", [seat.slot for seat in joined])
+        slots += np.array([seat.slot for seat in joined], np.int64).data
         return RowSet(self.seats + joined, np.frombuffer(slots, np.int64))
 
     def find(self, seat: Seat) -> int:
