@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 IntArray = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.int32]
+Column = IntArray | list[int]
 PageLists = Sequence[Sequence[int]]
 
 

@@ -7,25 +7,25 @@ from itertools import accumulate
 
 import numpy as np
 
-from leftfold.events.plan import IntArray, as_list
+from leftfold.events.plan import Column, IntArray, as_list
 from leftfold.events.types import ForwardDone
 from leftfold.fsm import few
 from leftfold.fsm.controls import lose_control
 from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, usage_of
 from leftfold.fsm.ending import drain, drain_all, end, end_with_output
-from leftfold.fsm.few import commit_few
 from leftfold.fsm.lifecycle import CHUNK, PREFILLED, Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN
 from leftfold.fsm.pages import Entry
 from leftfold.fsm.prefix import extend_keys, page_key
 from leftfold.fsm.recovery import lose_executor
 from leftfold.fsm.request import Request, Seat
-from leftfold.fsm.rows import ChunkRow, Column, items
+from leftfold.fsm.rows import ChunkRow, items
 from leftfold.fsm.seating import begin_decoding, rewind
 from leftfold.fsm.state import InFlight, State
 
 _NO_TOKENS = np.empty(0, np.int64)
 _INT32 = np.dtype(np.int32)
+_INT = {int}
 
 MAX_LONE_FAILURES = 3
 """Failed steps in which a request was the only row, after which it is taken for the culprit."""
@@ -90,12 +90,14 @@ def _firsts(state: State, flight: InFlight, tokens: Column, counts: Sequence[int
 
 
 def _tokens(raw: object) -> Column | None:
-    """Token ids, int64 or as a list if they are few; None for what are none."""
+    """Token ids, int64 or a list where they are few; None for what are none."""
     if type(raw) is np.ndarray and raw.dtype is _INT32 and raw.ndim == 1:
         if len(raw) > few.FEW:
             return None if raw.item(raw.argmin()) < 0 else raw.astype(np.int64)
         listed: list[int] = raw.tolist()
         return None if listed and min(listed) < 0 else listed
+    if type(raw) is list and 0 < len(raw) <= few.FEW and set(map(type, raw)) == _INT:  # as it is read from a log
+        return [*raw] if min(raw) >= 0 and max(raw) <= MAX_TOKEN else None
     try:
         tokens = np.asarray(raw)
     except (TypeError, ValueError, OverflowError):
@@ -126,7 +128,7 @@ def _commit_decode(
 ) -> None:
     ends = flight.rows.ends
     if isinstance(ends, list):
-        batch, marked = commit_few(state, flight, ends, as_list(tokens))
+        batch, marked = few.commit_few(state, flight, ends, as_list(tokens))
     else:
         batch, marked = _commit_many(state, flight, ends, np.asarray(tokens))
     if marked:
@@ -140,7 +142,7 @@ def _commit_decode(
 def _commit_many(
     state: State, flight: InFlight, computed: IntArray, tokens: IntArray
 ) -> tuple[TokenBatch, list[int]]:
-    """As `commit_few`, by column."""
+    """As `few.commit_few`, by column."""
     rows, columns = flight.rows, state.columns
     seats: Sequence[Seat] = rows.decode.seats
     slots = rows.decode.slots

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from leftfold.events.plan import ExecutionPlan, IntArray, as_list
+from leftfold.events.plan import Column, ExecutionPlan, as_list
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.request import Request, Seat
 
@@ -55,7 +55,7 @@ class Output(NamedTuple):
 
 
 class TokenBatch:
-    """One token for each of many rows, as columns; rows are made when iterated.
+    """One token for each of several rows, as columns (lists where they are few); rows are made when iterated.
 
     `ended`: reason and usage of the rows that this token ends, by index.
     """
@@ -65,8 +65,8 @@ class TokenBatch:
     def __init__(
         self,
         seats: Sequence[Seat],
-        positions: IntArray | list[int],
-        tokens: IntArray | list[int],
+        positions: Column,
+        tokens: Column,
         version: str,
     ) -> None:
         self.seats = seats

@@ -13,7 +13,6 @@ from leftfold.fsm.columns import ONE
 from leftfold.fsm.controls import launch_control
 from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
-from leftfold.fsm.few import plan_few
 from leftfold.fsm.lifecycle import JOIN, Trigger, advance
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
@@ -117,14 +116,14 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
 
 def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRows:
     """Plan every row on by what this step computes; note those that cannot simply be planned on again."""
-    ends, inputs = (plan_few if len(decode.seats) <= few.FEW else _plan_many)(state, decode)
+    ends, inputs = (few.plan_few if len(decode.seats) <= few.FEW else _plan_many)(state, decode)
     if chunks:
         planned_through(state, [chunk.seat for chunk in chunks if chunk.samples])
     return StepRows(decode, ends, inputs, chunks, state.config.page_size)
 
 
 def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray | None]:
-    """As `plan_few`, by column."""
+    """As `few.plan_few`, by column."""
     columns, slots = state.columns, decode.slots
     inputs = None if state.in_flight else columns.last[slots]
     planned = columns.planned[slots] + ONE

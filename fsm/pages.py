@@ -21,7 +21,7 @@ MANY = 16
 
 
 _LEAD = 16
-"""Unused entries before the first page, so that there is a place before it; as many as keep pages aligned."""
+"""Unused entries before the first page, so that there is a place before it; 64 bytes, so pages lie as without them."""
 
 
 class PagePool:
@@ -116,7 +116,9 @@ class PagePool:
                 raise InvariantViolation(f"page {page} was released more often than it was held")
 
     def store(self, pages: Sequence[int], start: int, tokens: TokenArray) -> None:
-        """Mirror `tokens` at positions from `start` of a row that holds `pages`: page by page, or many whole ones."""
+        """Mirror `tokens`, at least one, at positions from `start` of a row that holds `pages`: page by page, or many
+        whole ones.
+        """
         raw, data, width = self.raw, tokens.tobytes(), self.page_size * 4
         number, within = divmod(start * 4, width)
         at, end = pages[number] * width + within, len(data)

@@ -196,8 +196,7 @@ class _Decoder:
         return [self._seats[at] for at in several]
 
     def rows(self, several: Sequence[int]) -> RowSet:
-        seats = self.seats(several)
-        return RowSet.of(seats)
+        return RowSet.of(self.seats(several))
 
     def state(self) -> State:
         raw = self._raw

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from leftfold.events import Event, ExecutorLost, ForwardDone
+from leftfold.events.plan import as_list
 
 if TYPE_CHECKING:
     from leftfold.fsm.state import InFlight, State
@@ -39,7 +40,7 @@ def places(flight: InFlight | None) -> list[Place]:
     if flight is None:
         return []
     rows = flight.rows
-    seated = [(seat, start + 1) for seat, start in zip(rows.decode.seats, rows.starts, strict=True)]
+    seated = [*zip(rows.decode.seats, as_list(rows.ends), strict=True)]
     seated += [(row.seat, row.start + row.length) for row in rows.chunks if row.length]
     return [(seat.request.key, end) for seat, end in seated if seat.slot not in flight.ended]
 

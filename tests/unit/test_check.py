@@ -180,7 +180,7 @@ def expects_more(state: State) -> None:
 
 
 def starts_off(state: State) -> None:
-    state.in_flight[1].rows.starts[0] += 1
+    state.in_flight[1].rows.ends[0] += 1
 
 
 def inputs_off(state: State) -> None:
