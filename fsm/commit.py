@@ -148,9 +148,11 @@ def _commit_many(
     slots = rows.decode.slots
     inputs = columns.last[slots] if rows.inputs is None else np.asarray(rows.inputs)  # None: a step brought them since
     if flight.ended:
-        alive = np.flatnonzero(~np.isin(slots, flight.ended))
-        seats = [seats[index] for index in alive.tolist()]
-        slots, computed, inputs, tokens = slots[alive], computed[alive], inputs[alive], tokens[alive]
+        over = rows.decode.indices([state.by_slot[slot] for slot in flight.ended])
+        going = np.ones(len(seats), np.bool_)
+        going[over] = False
+        kept = rows.decode.without(over)
+        seats, slots, computed, inputs, tokens = kept.seats, kept.slots, computed[going], inputs[going], tokens[going]
     state.pool.behind[columns.base[slots] + computed] = inputs
     columns.computed[slots] = computed
     columns.last[slots] = tokens

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from leftfold.events.digest import digest_of
 from leftfold.events.plan import Control, ExecutionPlan, IntArray, Join, Joined, Plan, as_list
 from leftfold.fsm import few
@@ -148,7 +146,7 @@ def _decode_rows(state: State, plan: Plan) -> RowSet:
     left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in state.prefilling]
     if not left_out:
         return state.decoding
-    return state.decoding.without(np.flatnonzero(np.isin(state.decoding.slots, left_out)).tolist())
+    return state.decoding.without(state.decoding.indices([state.by_slot[slot] for slot in left_out]))
 
 
 def _chunk_rows(state: State, plan: Plan) -> list[ChunkRow]:

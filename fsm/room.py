@@ -24,10 +24,8 @@ def grow(sketch: Sketch) -> bool:
 
 
 def _needing(sketch: Sketch) -> list[int]:
-    needing, gone, left_out = sketch.state.at_edge, sketch.gone, sketch.left_out
-    if not gone and not left_out:
-        return needing.copy()
-    return [slot for slot in needing if slot not in gone and slot not in left_out]
+    needing, away = sketch.state.at_edge, {*sketch.gone, *sketch.left_out}
+    return needing.copy() if away.isdisjoint(needing) else [slot for slot in needing if slot not in away]
 
 
 def _make_room(sketch: Sketch, needing: list[int]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -69,6 +69,10 @@ class RowSet:
         """Where `seat` stands, -1 if it does not."""
         at = bisect_left(self.seats, seat.order, key=_order)
         return at if at < len(self.seats) and self.seats[at] is seat else -1
+
+    def indices(self, seats: Iterable[Seat | None]) -> list[int]:
+        """Where those of `seats` stand that are in the set, ascending."""
+        return sorted([at for seat in seats if seat is not None and (at := self.find(seat)) >= 0])
 
 
 EMPTY = RowSet.of([])

@@ -70,8 +70,7 @@ class Sketch:
         for seat in landed:
             self.draft.release(seat.pages)
         self.gone += [seat.slot for seat in seats]
-        indices = sorted([index for seat in seats if (index := self.decoding.find(seat)) >= 0])
-        if indices:
+        if indices := self.decoding.indices(seats):
             self.decoding = self.decoding.without(indices)
         self.prefilling = [seat for seat in self.prefilling if seat not in seats]
         self.left_out = [slot for slot in self.left_out if slot not in self.gone]

@@ -251,9 +251,11 @@ def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
         left = [seat.slot for seat in leaving]
         known = {*state.prefilling, *[row.slot for row in plan.join]}
         left_out = [slot for slot in idle if slot not in known]
-        needing = [slot for slot in needing if slot not in left and slot not in left_out]
+        away = {*left, *left_out}
+        if not away.isdisjoint(needing):
+            needing = [slot for slot in needing if slot not in away]
         decoding -= len(left_out) + len([slot for slot in left if slot not in state.prefilling])
-        if state.resting and not {*state.resting} <= {*left, *left_out}:
+        if state.resting and not away.issuperset(state.resting):
             raise PlanRefused(f"chunks: slots {state.resting} are planned up to their limits and not left out")
     grown: list[int] = []
     for slots, pages in plan.grow:  # of which there is at most one
