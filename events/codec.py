@@ -21,7 +21,6 @@ from leftfold.events.quick import filler, untouched
 from leftfold.events.shapes import Layout, is_integer
 from leftfold.events.types import Admit, Event, ForwardDone, SamplingParams, Tick
 
-_OPTIONS = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_NON_STR_KEYS
 _INT32 = np.dtype(np.int32)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 
@@ -68,10 +67,8 @@ def _present(record: Any, where: str) -> dict[str, Any]:
 
 
 def _dumps(record: dict[str, Any]) -> bytes:
-    try:
-        return orjson.dumps(record, _contiguous, orjson.OPT_SERIALIZE_NUMPY)
-    except TypeError:  # a mapping has keys that are no text, which is rare and makes all else slower
-        return orjson.dumps(record, _contiguous, _OPTIONS)
+    """Raises TypeError for what JSON cannot hold, keys that are no text included: they would not be read back."""
+    return orjson.dumps(record, _contiguous, orjson.OPT_SERIALIZE_NUMPY)
 
 
 # Writing
@@ -86,7 +83,10 @@ def params_json(params: SamplingParams) -> bytes:
     Raises `CodecError` or `TypeError` for what could not be read back.
     """
     if params._json is None:
-        encoded = _dumps(_present(params, "params"))
+        present = _present(params, "params")
+        if params.logit_bias:
+            present["logit_bias"] = {str(token): bias for token, bias in params.logit_bias.items()}
+        encoded = _dumps(present)
         _keep_params_json(params, encoded)
         return encoded
     return params._json

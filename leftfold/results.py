@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+import orjson
+
 from leftfold.errors import EngineError
 from leftfold.events import ControlDone, Event, ExecutorLost, ForwardDone
 from leftfold.executor.base import Attachment, Result
@@ -22,6 +24,14 @@ class Recording(Protocol):
     """Logs and folds an event. TypeError, ValueError: no record can hold it, and nothing happened."""
 
     def __call__(self, event: Event, attachments: Sequence[Attachment] = ()) -> object: ...
+
+
+def _as_told(info: Any) -> Any:
+    """An answer that no record can hold as it is: with text for its keys, as JSON tells it, or else described."""
+    try:
+        return orjson.loads(orjson.dumps(info, option=orjson.OPT_NON_STR_KEYS | orjson.OPT_SERIALIZE_NUMPY))
+    except (TypeError, ValueError):
+        return repr(info)
 
 
 class Results:
@@ -48,8 +58,8 @@ class Results:
         for op, info, fault in result.controls:
             try:
                 self._record(ControlDone(t=self._now(), op=op, info=info, error=fault))
-            except (TypeError, ValueError):  # an answer that no record can hold is told as text
-                self._record(ControlDone(t=self._now(), op=op, info=repr(info), error=fault and str(fault)))
+            except (TypeError, ValueError):
+                self._record(ControlDone(t=self._now(), op=op, info=_as_told(info), error=fault and str(fault)))
         self._forward_done(result.step, result.tokens, result.digest, error, result.attachments)
         if state.executor_present:
             if error is None and self.losses:

@@ -91,9 +91,9 @@ def test_waits_double_with_each_loss_in_a_row_up_to_a_bound() -> None:
 def flight(*rows: tuple[Any, int]) -> Any:
     """A step in flight that decodes these choices, each at a position."""
     seats = [SimpleNamespace(slot=slot, request=SimpleNamespace(key=key)) for slot, (key, _) in enumerate(rows)]
-    starts = np.array([at for _, at in rows])
+    ends = np.array([at + 1 for _, at in rows])
     return SimpleNamespace(
-        rows=SimpleNamespace(decode=SimpleNamespace(seats=seats), starts=starts, chunks=[]), ended=set()
+        rows=SimpleNamespace(decode=SimpleNamespace(seats=seats), ends=ends, chunks=[]), ended=set()
     )
 
 
