@@ -18,8 +18,6 @@ from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
 from leftfold.fsm.validity import refuse_invalid
 
-_TRUE = b"\x01"
-
 
 def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | None:
     """Apply `plan`; what the executor gets, or None when it has nothing to do. Raises `PlanRefused`."""
@@ -126,18 +124,9 @@ def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray | None]
     inputs = None if state.in_flight else columns.last[slots]
     planned = columns.planned[slots] + ONE
     columns.planned[slots] = planned
-    stopped = (planned >= columns.runway[slots]).nonzero()[0]
-    if len(stopped) <= few.FEW:
-        for index in stopped.tolist():
-            seat = decode.seats[index]
-            (state.resting if planned.item(index) >= seat.last else state.at_edge).append(seat.slot)
-    else:
-        halted = slots[stopped]
-        over = planned[stopped] >= columns.limit[halted]
-        if _TRUE in over.tobytes():
-            state.resting += halted[over].tolist()
-            halted = halted[~over]
-        state.at_edge += halted.tolist()
+    for index in (planned >= columns.runway[slots]).nonzero()[0].tolist():
+        seat = decode.seats[index]
+        (state.resting if planned.item(index) >= seat.last else state.at_edge).append(seat.slot)
     return planned, inputs
 
 

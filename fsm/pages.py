@@ -127,9 +127,8 @@ class PagePool:
         raw[at : at + len(piece)] = piece
         if end - done >= MANY * width:
             whole = (end - done) // width
-            self.tokens[pages[number + 1 : number + 1 + whole]] = tokens[done // 4 :][: whole * self.page_size].reshape(
-                whole, self.page_size
-            )
+            middle = tokens[done // 4 : done // 4 + whole * self.page_size]
+            self.tokens[pages[number + 1 : number + 1 + whole]] = middle.reshape(whole, -1)
             number += whole
             done += whole * width
         while done < end:
