@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from leftfold.fsm.audit import audit
 from leftfold.fsm.errors import InvariantViolation
@@ -10,8 +10,15 @@ from leftfold.fsm.lifecycle import DECODING, PREEMPTED, PREFILLING, STOPPING, WA
 from leftfold.fsm.limits import MAX_DEPTH, demand
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from leftfold.fsm.request import Seat
     from leftfold.fsm.state import State
+
+Bounds = tuple[int, int, int, int, int, int]
+"""Of a decoding row that was found right: its slot, the least that may be computed and what must not be, its runway,
+its base, and where it rests.
+"""
 
 
 def check(state: State, thorough: bool = True) -> None:
@@ -20,19 +27,56 @@ def check(state: State, thorough: bool = True) -> None:
     Not `thorough`: only what costs less than an event, so that it can be looked at after every one. Hence whole lists
     are compared where that can tell that nothing is wrong, and single pages are looked for only to say which.
     """
-    seats, in_flight = state.decoding.seats, state.in_flight
-    if state.prefilling or state.stopping:
-        seats = [*seats, *state.prefilling.values(), *state.stopping]
-    _check_pages(state, _check_slots(state, seats))
-    if seats:
-        _check_rows(state)
-    elif state.at_edge or state.resting:
-        raise InvariantViolation(f"nobody runs, but {state.at_edge} and {state.resting} are noted")
-    _check_requests(state)
-    if in_flight or state.stopping:
-        _check_in_flight(state)
-    if thorough:
-        audit(state)
+    Checker().check(state, thorough)
+
+
+class Checker:
+    """`check` for who looks after every event: most events change nothing but how far rows are planned and computed.
+
+    What was last found right is remembered as it was (`_seen`), and what each decoding row may move within (`_bounds`).
+    Where all of that is as it was, slots, pages and decoding rows are right again; else each is looked at.
+    """
+
+    __slots__ = ("_bounds", "_seen")
+
+    def __init__(self) -> None:
+        self._seen: list[Any] | None = None
+        self._bounds: list[Bounds] = []
+
+    def check(self, state: State, thorough: bool = True) -> None:
+        """As `check`, whatever was checked before."""
+        seats = state.decoding.seats
+        if state.prefilling or state.stopping:
+            seats = [*seats, *state.prefilling.values(), *state.stopping]
+        seen = _see(state, seats)
+        if seen != self._seen or not _within(state, self._bounds):
+            self._seen = None  # what is found wrong is not remembered
+            _check_pages(state, _check_slots(state, seats))
+            self._bounds = _check_decoding(state) if seats else []
+            if not seats and (state.at_edge or state.resting):
+                raise InvariantViolation(f"nobody runs, but {state.at_edge} and {state.resting} are noted")
+            self._seen = [part.copy() for part in seen]
+        if state.prefilling:
+            _check_prefilling(state)
+        _check_requests(state)
+        if state.in_flight or state.stopping:
+            _check_in_flight(state)
+        if thorough:
+            audit(state)
+
+
+def _see(state: State, seats: list[Seat]) -> list[Any]:
+    """All that says whether slots, pages and decoding rows are right, but what moves within the rows' bounds."""
+    pool = state.pool
+    rows = [
+        (seat.slot, seat.order, seat.target, seat.edge, seat.last, [*seat.pages], asked.seat, asked.phase, asked.limit)
+        for seat in seats
+        for asked in (seat.request,)
+    ]
+    return [
+        rows, state.by_slot, state.free_slots, state.decoding.seats, state.prefilling, state.stopping, pool.refs,
+        pool.keys, pool.published, [*pool.free], [*pool.cached], [state.config.page_size],
+    ]  # fmt: skip
 
 
 def _check_slots(state: State, seats: list[Seat]) -> list[int]:
@@ -84,18 +128,35 @@ def _check_counts(held: list[int], refs: list[int]) -> None:
         raise InvariantViolation(f"pages {wrong} are held {[counts[p] for p in wrong]} times, not as refs say")
 
 
-def _check_rows(state: State) -> None:
-    """Rows are in join order, within their pages, and write only to pages that are theirs alone."""
+def _within(state: State, bounds: Sequence[Bounds]) -> bool:
+    """Whether decoding rows, of which nothing else has changed, are where they may be, and noted where they wait."""
+    cells, depth = state.columns.cells, len(state.in_flight)
+    computed_at, planned_at, runways, bases = cells.computed, cells.planned, cells.runway, cells.base
+    edge: list[int] = []
+    resting: list[int] = []
+    for slot, least, most, runway, base, end in bounds:
+        computed, planned = computed_at[slot], planned_at[slot]
+        if not least <= computed < most or not computed <= planned <= runway or planned - computed > depth:
+            return False
+        if runways[slot] != runway or bases[slot] != base:
+            return False
+        if planned == runway:
+            (resting if runway == end else edge).append(slot)
+    return edge == state.at_edge and resting == state.resting
+
+
+def _check_decoding(state: State) -> list[Bounds]:
+    """Decoding rows are in join order, within their pages, and write only to pages that are theirs alone."""
     columns, size, last = state.columns, state.config.page_size, -1
     computed_column, planned_column = columns.computed.tolist(), columns.planned.tolist()
     bases, runways = columns.base.tolist(), columns.runway.tolist()
     refs, keys, depth = state.pool.refs, state.pool.keys, len(state.in_flight)
-    edge, resting = [], []
+    edge, resting, bounds = [], [], []
+    ahead = size + MAX_DEPTH  # so far beyond what is computed do pages reach at most
     for seat in state.decoding.seats:
         slot, request, pages, end = seat.slot, seat.request, seat.pages, seat.last
-        computed, planned = computed_column[slot], planned_column[slot]
-        held = len(pages)
-        reach = held * size
+        computed, planned, runway = computed_column[slot], planned_column[slot], runways[slot]
+        reach = len(pages) * size
         if planned >= end:
             resting.append(slot)
         elif planned == reach:
@@ -103,32 +164,41 @@ def _check_rows(state: State) -> None:
         if seat.order <= last:
             raise InvariantViolation(f"row {request.rid!r} is out of order")
         last = seat.order
-        if reach > end:
-            reach = end
-        if not computed <= planned <= reach == runways[slot]:
+        if not computed <= planned <= runway == (reach if reach < end else end):
             raise InvariantViolation(f"row {request.rid!r}: {computed} computed, {planned} planned, {pages}")
         if computed < seat.target:
             if request.phase is not PREFILLING or planned < seat.target or not depth:
                 raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {planned} of {seat.target} planned")
+            bounds.append((slot, 0, 0, 0, 0, 0))  # it is looked at until its prompt is computed
             continue
         if request.phase is not DECODING or planned - computed > depth:
             raise InvariantViolation(f"row {request.rid!r} is {request.phase} or planned too far ahead")
-        number, within = divmod(computed, size)
-        if held * size < computed or held > -(-(computed + MAX_DEPTH + 1) // size) or seat.edge != (number + 1) * size:
+        number = computed // size
+        begin = number * size
+        if reach - computed > ahead or seat.edge != begin + size:
             raise InvariantViolation(f"row {request.rid!r}: computed {computed}, edge {seat.edge}, {pages}")
-        if computed + 1 >= request.limit:
+        final = request.limit - 1
+        if computed >= final:
             raise InvariantViolation(f"row {request.rid!r} is at its limit {request.limit} and runs on")
-        if number < held:
+        base = bases[slot]
+        if begin < reach:
             page = pages[number]
-            if bases[slot] + computed != page * size + within:
-                raise InvariantViolation(f"row {request.rid!r} writes to {bases[slot] + computed}, not {page}")
-            if refs[page] != 1 or keys[page] is not None or number + 1 < held:
+            if base != page * size - begin:
+                raise InvariantViolation(f"row {request.rid!r} writes to {base + computed}, not {page}")
+            if refs[page] != 1 or keys[page] is not None or seat.edge < reach:
                 _check_private(state, seat, number)
+        bounds.append((slot, computed, seat.edge if seat.edge < final else final, runway, base, end))
     noted, rested = state.at_edge, state.resting
     if (edge != noted and sorted(edge) != sorted(noted)) or (resting != rested and sorted(resting) != sorted(rested)):
         raise InvariantViolation(f"at the end of their pages are {edge}, of their limits {resting}; noted are others")
+    return bounds
+
+
+def _check_prefilling(state: State) -> None:
+    """Rows with prompt left to plan have the pages for all of it, and those that they write to are theirs alone."""
+    size, cells = state.config.page_size, state.columns.cells
     for slot, seat in state.prefilling.items():
-        computed, planned, request = computed_column[slot], planned_column[slot], seat.request
+        computed, planned, request = cells.computed[slot], cells.planned[slot], seat.request
         if request.phase is not PREFILLING or not computed <= planned < seat.target == len(request.tokens):
             raise InvariantViolation(f"row {request.rid!r} is {request.phase}: {computed} of {seat.target}")
         most = demand(seat.target + MAX_DEPTH, size)  # a failed step may have planned so far
@@ -147,14 +217,14 @@ def _check_private(state: State, seat: Seat, first: int) -> None:
 
 def _check_requests(state: State) -> None:
     """Live requests are seated or in line, each once."""
-    live, line = state.live, state.waiting
-    waiting = tokens = 0
-    for request in live.values():
-        if request.seat is None:
-            waiting += 1
-            tokens += len(request.tokens)
-            if request.phase is not WAITING and request.phase is not PREEMPTED:
-                raise InvariantViolation(f"request {request.key} has no seat and is {request.phase}")
+    live, line, tokens = state.live, state.waiting, 0
+    waiting = [request.seat for request in live.values()].count(None)
+    if waiting:
+        for request in live.values():
+            if request.seat is None:
+                tokens += len(request.tokens)
+                if request.phase is not WAITING and request.phase is not PREEMPTED:
+                    raise InvariantViolation(f"request {request.key} has no seat and is {request.phase}")
     if waiting != len(line) or tokens != line.tokens:
         noted = f"{len(line)} requests with {line.tokens} tokens are in line"
         raise InvariantViolation(f"{noted}, {waiting} with {tokens} have no seat")
@@ -174,9 +244,11 @@ def _check_in_flight(state: State) -> None:
     if len(in_flight) > state.config.pipeline_depth + 1:
         raise InvariantViolation(f"{len(in_flight)} steps are in flight at depth {state.config.pipeline_depth}")
     for step in in_flight:
-        for seat in step.rows.decode.seats:
-            if by_slot[seat.slot] is not seat:
-                raise InvariantViolation(f"a step in flight names slot {seat.slot}, which was given on")
+        decode = step.rows.decode
+        if decode is not state.decoding:  # whose slots have been looked at
+            for seat in decode.seats:
+                if by_slot[seat.slot] is not seat:
+                    raise InvariantViolation(f"a step in flight names slot {seat.slot}, which was given on")
     for seat in state.stopping:
         if not any(seat.slot in step.ended for step in in_flight):
             raise InvariantViolation(f"stopping request {seat.request.rid!r} is named by no step in flight")

@@ -27,7 +27,7 @@ from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, few, step
-from leftfold.fsm.check import check
+from leftfold.fsm.check import Checker
 from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
@@ -59,6 +59,7 @@ class Core:
         self.vocab = vocab
         self.rigour = rigour
         self.checks = checks
+        self.checker = Checker()
         self.state = State(self.first_config)
         self.device = Device(self.first_config.num_pages, self.first_config.page_size, vocab)
         self.t = 0
@@ -98,7 +99,7 @@ class Core:
         log.append(event)
         effects = apply(state, event, plan)
         if checks == 1 or len(log) % checks == 0:
-            check(state, 2 * len(log) % self.rigour < 2 * checks)
+            self.checker.check(state, 2 * len(log) % self.rigour < 2 * checks)
         return effects
 
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from multiprocessing.context import ForkProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,7 +146,8 @@ def test_a_run_that_is_seldom_looked_at_is_the_same_run() -> None:
     looks: list[bool] = []
     runs = []
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(core, "check", lambda state, thorough: looks.append(thorough))
+        counting = SimpleNamespace(check=lambda state, thorough: looks.append(thorough))
+        monkeypatch.setattr(core, "Checker", lambda: counting)
         for checks in (1, 16):
             looks.clear()
             runs.append(random_run(run_seed(6, 1), False, replace(PROFILES["lite"], checks=checks)))
