@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Collection, Sequence
-from sys import byteorder
+from struct import Struct
 from typing import Any
 from zlib import crc32
 
@@ -23,12 +23,12 @@ from leftfold.executor.errors import PlanError, RowError
 UNWRITTEN = -1
 _MIX = 0x9E3779B1
 _MASK = 0xFFFFFFFF
+_INT32 = Struct("i").pack
 
 
 def _next_token(context_crc: int, length: int, vocab_size: int) -> int:
     """Multiplicative mix (Fibonacci hashing) of a CRC-32 over the context's int32 ids and of its length."""
-    mixed = ((context_crc ^ length * _MIX) & _MASK) * _MIX & _MASK
-    return (mixed >> 7) % vocab_size
+    return (((context_crc ^ length * _MIX) * _MIX & _MASK) >> 7) % vocab_size
 
 
 def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, version: str = "") -> list[int]:
@@ -41,7 +41,7 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, version:
     for length in range(len(prompt), len(prompt) + count):
         token = _next_token(crc, length, vocab_size)
         tokens.append(token)
-        crc = crc32(token.to_bytes(4, byteorder), crc)
+        crc = crc32(_INT32(token), crc)
     return tokens
 
 
@@ -118,8 +118,8 @@ class OracleExecutor:
             self._apply_deltas(plan)
             if plan.voids < self._failures:
                 return void(plan, digest)
-            if plan.ops:
-                controls += [self._control(op) for op in plan.ops if isinstance(op, Control)]
+            if plan.plan.ops:
+                controls += [self._control(op) for op in plan.plan.ops if isinstance(op, Control)]
             if self._planned_failure is not None:
                 (text, rows), self._planned_failure = self._planned_failure, None
                 raise RowError(text, rows)
@@ -155,9 +155,9 @@ class OracleExecutor:
         return Attachment(wanted.rid, wanted.epoch, wanted.choice, scores)
 
     def _apply_deltas(self, plan: ExecutionPlan) -> None:
-        delta, rows = plan.plan, self._rows
-        if delta.base not in (None, self._last_step) or delta.width != 1:
-            raise PlanError(f"base {delta.base} (the last step was {self._last_step}) or width {delta.width}")
+        delta, rows, base = plan.plan, self._rows, plan.plan.base
+        if (base is not None and base != self._last_step) or delta.width != 1:
+            raise PlanError(f"base {base} (the last step was {self._last_step}) or width {delta.width}")
         self._last_step = delta.step
         for slot in plan.ended:
             del rows[slot]
@@ -247,7 +247,7 @@ class OracleExecutor:
             row.computed += 1
             row.known += 1
             row.last = token
-        drawn = iter(tokens[len(decoding) :])
+        drawn = iter(tokens[len(decoding) :] if chunks else ())
         for row, chunk, samples in chunks:
             row.computed += len(chunk)
             if samples:

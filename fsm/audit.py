@@ -94,12 +94,12 @@ def _check_order(state: State) -> None:
     if state.decoding.slots.tolist() != seated:
         _fail(f"decoding rows are in slots {seated}, their column says {state.decoding.slots.tolist()}")
     running = [*state.prefilling, *seated]
-    if len(dict.fromkeys(state.left)) != len(state.left) or any(slot in running for slot in state.left):
+    if len({*state.left}) != len(state.left) or any(slot in running for slot in state.left):
         _fail(f"slots {state.left} left the rows, {running} run")
 
 
 def _check_columns(state: State, running: Sequence[Seat]) -> None:
-    columns = state.columns
+    columns = state.columns.cells
     for seat in running:
         slot, request = seat.slot, seat.request
         if not seat.last == request.limit - 1 == columns.limit[slot]:
@@ -119,23 +119,25 @@ def _check_watch(state: State, seats: Sequence[Seat]) -> None:
     for seat in seats:
         for token in seat.request.watched:
             counts[token] = counts.get(token, 0) + 1
-    noted = np.flatnonzero(columns.watch).tolist()
+    noted = columns.watch.nonzero()[0].tolist()
     if columns.watchers != counts or noted != sorted(counts) or columns.watch[-1]:
         _fail(f"stop ids {noted} are watched (for {columns.watchers}), rows have {counts}")
 
 
 def _check_mirror(state: State, seat: Seat) -> None:
     """Pages hold the request's own tokens, as far as it has them beside its pages."""
-    known = seat.request.tokens[: int(state.columns.computed[seat.slot])]
-    held = state.pool.tokens[seat.pages].reshape(-1)[: len(known)]
-    if not np.array_equal(held, known):
-        _fail(f"pages {seat.pages} of {seat.request.rid!r} are noted to hold {held.tolist()}, not {known.tolist()}")
+    raw, width = state.pool.raw, state.config.page_size * 4
+    known = seat.request.tokens[: state.columns.cells.computed[seat.slot]]
+    held = b"".join([raw[page * width : (page + 1) * width] for page in seat.pages])[: len(known) * 4]
+    if held != known.tobytes():
+        found = np.frombuffer(held, np.int32).tolist()
+        _fail(f"pages {seat.pages} of {seat.request.rid!r} are noted to hold {found}, not {known.tolist()}")
 
 
 def _check_chain(state: State, seat: Seat) -> None:
     """A page that the prefix cache can find has the key of the tokens that lead to it, and of its own."""
     pool, size, key = state.pool, state.config.page_size, seat.request.root
-    computed, width = int(state.columns.computed[seat.slot]), state.config.page_size * 4
+    computed, width = state.columns.cells.computed[seat.slot], size * 4
     for number in range(computed // size):
         page = seat.pages[number]
         key = page_key(key, pool.raw[page * width : (page + 1) * width])
@@ -189,10 +191,10 @@ def _check_steps(state: State) -> None:
         for seat, _, _ in named:
             if state.by_slot[seat.slot] is not seat:
                 _fail(f"step {step.step} names slot {seat.slot}, which was given on")
-        slots = [seat.slot for seat, _, _ in named]
-        if len(dict.fromkeys(slots)) != len(slots) or [*step.rows.decode.slots] != slots[: len(step.rows.decode)]:
-            _fail(f"step {step.step} names slots {slots}, its column says {[*step.rows.decode.slots]}")
-        if len(dict.fromkeys(step.ended)) != len(step.ended):
+        slots, noted = [seat.slot for seat, _, _ in named], step.rows.decode.slots.tolist()
+        if len({*slots}) != len(slots) or noted != slots[: len(step.rows.decode)]:
+            _fail(f"step {step.step} names slots {slots}, its column says {noted}")
+        if len({*step.ended}) != len(step.ended):
             _fail(f"step {step.step} notes twice that a row ended: {step.ended}")
         if any(slot not in stopping or slot not in slots for slot in step.ended):
             _fail(f"step {step.step} with rows in {slots} notes that {step.ended} ended, {stopping} are stopping")
@@ -212,8 +214,8 @@ def _named(step: InFlight) -> list[tuple[Seat, int, int]]:
 
 def _check_widths(state: State, running: Sequence[Seat]) -> None:
     """Steps in flight go on where what is committed ends, without a gap, up to what is planned."""
-    columns = state.columns
-    reached = {seat: int(columns.computed[seat.slot]) for seat in running}
+    columns = state.columns.cells
+    reached = {seat: columns.computed[seat.slot] for seat in running}
     for step in state.in_flight:
         for seat, start, width in _named(step):
             if seat in reached:
@@ -235,7 +237,7 @@ def _check_controls(state: State) -> None:
     """Only the call at the head has an operation, and each operation was started once."""
     ops = [call.op for call in state.controls]
     started = [op for step in state.in_flight for op in step.ops]
-    if any(op is not None for op in ops[1:]) or len(dict.fromkeys(started)) != len(started):
+    if any(op is not None for op in ops[1:]) or len({*started}) != len(started):
         _fail(f"control calls have operations {ops}, {started} are in flight")
     if any(op is not None and not 0 < op < state.next_op for op in (*ops, *started)):
         _fail(f"operations {ops} and {started} are known, {state.next_op} is next")

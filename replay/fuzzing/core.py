@@ -28,6 +28,7 @@ from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, few, step
 from leftfold.fsm.check import Checker
+from leftfold.fsm.gate import RUNNING, STOPPED
 from leftfold.replay.fuzzing.audience import Audience
 from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
@@ -95,35 +96,37 @@ class Core:
 
     def take(self, event: Event, plan: Plan | None = None) -> Effects:
         """Log and apply one event and check the state: everything that happens, happens here."""
-        log, state, checks = self.log, self.state, self.checks
+        state, log, checks = self.state, self.log, self.checks
         log.append(event)
         effects = apply(state, event, plan)
-        if checks == 1 or len(log) % checks == 0:
-            self.checker.check(state, 2 * len(log) % self.rigour < 2 * checks)
+        count = len(log)
+        if count % checks == 0:
+            self.checker.check(state, 2 * count % self.rigour < 2 * checks)
         return effects
 
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
         """Take one event and let everybody hear. Raises what is wrong."""
-        rows = self._rows() if self.desk.queue else ()
+        desk, audience, router = self.desk, self.audience, self.router
+        rows = self._rows() if desk.queue else ()
         effects = self.take(event, plan)
-        desk, state, audience = self.desk, self.state, self.audience
+        state = self.state
         audience.hear(effects, desk.version)
         if effects.plan is not None:
             self._launch(effects.plan)
-        if desk.queue or desk.gate is not Gate.RUNNING:
+        if desk.queue or desk.gate is not RUNNING:
             desk.settle(len(self.flights), self.clients)
             if desk.changes:
                 self._reconfigured(rows)
-        if self.router is not None and effects.kv_events:  # what is stored comes before the end of its generation
-            self.router.hear(effects.kv_events, state)
+        if router is not None and effects.kv_events:  # what is stored comes before the end of its generation
+            router.hear(effects.kv_events, state)
         if effects.acks or desk.due or state.gate is not desk.gate:
             desk.check(effects.acks, state.gate)
             if desk.flushed:
                 self._flushed()
-        if self.router is not None:
+        if router is not None:
             if self._costly_now():
-                self.router.compare(state)
-            self.router.before = state.generation
+                router.compare(state)
+            router.before = state.generation
         wake_at = effects.wake_at
         if (audience.hurried or wake_at is not None or desk.closing_at) and wake_at != self._due():
             raise Violation("wake-at", f"{wake_at}, but the next deadline is {self._due()}")
@@ -153,7 +156,7 @@ class Core:
 
     def _due(self) -> int | None:
         """When the next deadline expires, by the clients' own accounts."""
-        if self.state.gate is Gate.STOPPED:
+        if self.state.gate is STOPPED:
             return None
         due, closing_at = self.audience.due(), self.desk.closing_at
         return min(due, closing_at) if due and closing_at else due or closing_at or None
@@ -202,31 +205,32 @@ class Core:
 
     def tick(self) -> None:
         """Decide, and apply what was decided."""
-        self.t += 1
-        if self.audience.hurried and self.state.gate is not Gate.STOPPED:
-            self.audience.expect_deadlines(self.t)
-        plan = decide(self.state, self.t)
-        if self._costly_now() or len(self.state.at_edge) > self.state.pool.usable:
+        self.t = t = self.t + 1
+        state, desk, closely = self.state, self.desk, self._costly_now()
+        if self.audience.hurried and state.gate is not STOPPED:
+            self.audience.expect_deadlines(t)
+        plan = decide(state, t)
+        if closely or (state.at_edge and len(state.at_edge) > state.pool.usable):
             self._decide_aloud(plan)
         if plan is None:
             self._idle()
             return
         if plan.join or plan.preempt:
-            line = [client for key, client in self.clients.items() if self.state.live[key].seat is None]
-            line = [client for client in line if self.desk.may_run(client)]
-            self.turns.look(self.state, self.config.policy, plan, self.clients, line)
+            line = [client for key, client in self.clients.items() if state.live[key].seat is None]
+            line = [client for client in line if desk.may_run(client)]
+            self.turns.look(state, self.config.policy, plan, self.clients, line)
             self._joining(plan)
             if len(self.log) % TAMPERED == 0:
-                tamper(self.state, self.t, plan, len(self.log) // TAMPERED, self._costly_now())
-        if self._costly_now():
-            drop_more(self.state, self.t, plan)
+                tamper(state, t, plan, len(self.log) // TAMPERED, closely)
+        if closely:
+            drop_more(state, t, plan)
         for slots, pages in plan.grow:
             self._growing(as_list(slots), as_list(pages))
-        if plan.ops or self.desk.closing_at:
-            self.desk.tick(plan, self.t, len(self.flights))
-        if plan.ops and self.desk.takes_rows() and not len(self.state.running()) <= len(plan.preempt) + len(plan.ends):
+        if plan.ops or desk.closing_at:
+            desk.tick(plan, t, len(self.flights))
+        if plan.ops and desk.takes_rows() and not len(state.running()) <= len(plan.preempt) + len(plan.ends):
             raise Violation("control", f"{plan} takes the K/V of rows that keep their pages")
-        event = Tick(t=self.t, plan=plan)
+        event = Tick(t=t, plan=plan)
         if plan.preempt or plan.ends or plan.ops:
             self._read_back(event)
         self._fold(event, plan)
@@ -278,19 +282,19 @@ class Core:
                 raise Violation("empty-tick", f"an empty Tick at {self.t} changed the state")
 
     def _launch(self, plan: ExecutionPlan) -> None:
-        if len(self.flights) > self.config.pipeline_depth:
-            raise Violation("in-flight", f"step {plan.step} was planned while {len(self.flights)} are in flight")
-        desk = self.desk
-        if (desk.gate is not Gate.RUNNING or desk.queue or not desk.present or desk.asleep) and not desk.passes():
+        flights, desk = self.flights, self.desk
+        if len(flights) > desk.config.pipeline_depth:
+            raise Violation("in-flight", f"step {plan.step} was planned while {len(flights)} are in flight")
+        if (desk.gate is not RUNNING or desk.queue or not desk.present or desk.asleep) and not desk.passes():
             if len(plan.rows):
                 raise Violation("gate", f"step {plan.step} has rows behind gate {desk.gate}, {desk.queue} waits")
         if self.apart and len(plan.rows) > 1:
             self._run_apart(plan)
         for join in plan.plan.join[-1:]:
             check_room(self.state, self.config, self.clients[join.rid, join.epoch, join.choice])
-        self.flights.append(plan)
-        self.steps_done += 1
-        if self.steps_done % self.rigour == 0:
+        flights.append(plan)
+        self.steps_done = count = self.steps_done + 1
+        if count % self.rigour == 0:
             check_plan(self.state, self.config, self.clients, plan)
             check_digest(plan)
 
@@ -308,11 +312,11 @@ class Core:
         """
         if self._voided:
             self._report_voided()
-        if not self.flights:
+        flights = self.flights
+        if not flights:
             return
-        plan = self.flights[0]
-        if refuse:
-            self.device.refuses = True
+        plan = flights[0]
+        self.device.refuses = refuse
         result = self._execute(plan)
         self.device.refuses = False
         if result.controls:
@@ -320,7 +324,7 @@ class Core:
             self._late += ends if late else []
             for end in () if late else ends:
                 self._control_done(end)
-        self.flights.popleft()
+        flights.popleft()
         if self.shares is not None:
             self.shares.done(self.state, self.clients, plan)
         if self.apart:

@@ -13,7 +13,7 @@ from random import Random
 from typing import Any
 
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Gate
+from leftfold.fsm.gate import DRAINING, PAUSED, RUNNING, STOPPED
 from leftfold.replay.fuzzing.calls import CALLS, FIELDS
 from leftfold.replay.fuzzing.disk import DAMAGES
 from leftfold.replay.fuzzing.drawing import Habits, draw_config, lite_habits
@@ -80,15 +80,15 @@ class Rules:
     def next(self, world: World) -> Command:
         """The next command, perhaps chosen by looking at the world."""
         state = world.state
-        if (not state.executor_present or state.gate is Gate.STOPPED) and self.rng.random() < 0.4:
+        if (not state.executor_present or state.gate is STOPPED) and self.rng.random() < 0.4:
             return self.start(world)
-        if (world.desk.asleep or state.gate is Gate.PAUSED) and self.rng.random() < 0.25:
+        if (world.desk.asleep or state.gate is PAUSED) and self.rng.random() < 0.25:
             return self.let_go(world)
-        seldom = state.gate is not Gate.RUNNING or world.desk.asleep or world.desk.queue or not state.executor_present
+        seldom = state.gate is not RUNNING or world.desk.asleep or world.desk.queue or not state.executor_present
         if seldom and self.rng.random() < 0.15:
             return self.rng.choice(_SELDOM)(self, world)
-        crowd = self.habits.crowd + (state.gate is Gate.DRAINING)
-        if len(world.clients) < crowd and state.gate in (Gate.RUNNING, Gate.DRAINING):
+        crowd = self.habits.crowd + (state.gate is DRAINING)
+        if len(world.clients) < crowd and state.gate in (RUNNING, DRAINING):
             if not self.themed or self.rng.random() < 0.5:
                 return self.admit(world)
         return self._drawn()(self, world)
@@ -110,7 +110,7 @@ class Rules:
 
     def steps(self, world: World) -> Command:
         """Many at once, but few where the engine is on its way to another state, which has to last for a while."""
-        calm = world.state.gate is Gate.RUNNING and not world.desk.queue
+        calm = world.state.gate is RUNNING and not world.desk.queue
         return ("steps", {"count": 1 + self._below(self.habits.stride if calm else FEW)})
 
     def tick(self, world: World) -> Command:
