@@ -23,7 +23,8 @@ from leftfold.executor.errors import PlanError, RowError
 UNWRITTEN = -1
 _MIX = 0x9E3779B1
 _MASK = 0xFFFFFFFF
-_INT32 = Struct("i").pack
+_INT32 = np.dtype(np.int32)
+_pack = Struct("i").pack
 
 
 def _next_token(context_crc: int, length: int, vocab_size: int) -> int:
@@ -41,7 +42,7 @@ def expected_tokens(prompt: Sequence[int], count: int, vocab_size: int, version:
     for length in range(len(prompt), len(prompt) + count):
         token = _next_token(crc, length, vocab_size)
         tokens.append(token)
-        crc = crc32(_INT32(token), crc)
+        crc = crc32(_pack(token), crc)
     return tokens
 
 
@@ -133,7 +134,7 @@ class OracleExecutor:
             text = f"step {step} does not fit the oracle's mirrors: {type(error).__name__}: {error}"
             return Result(step, NO_TOKENS, digest, {"text": text, "retry": False, "rows": ()}, controls)
         attachments = self._attachments(decoding, chunks) if self._wanted else ()
-        return Result(step, np.array(tokens, dtype=np.int32), digest, None, controls, attachments)
+        return Result(step, np.array(tokens, _INT32), digest, None, controls, attachments)
 
     def _attachments(self, decoding: Collection[_Row], chunks: list[tuple[_Row, array[int], bool]]) -> list[Attachment]:
         """What the rows of a step that went well want beside their tokens."""
@@ -243,11 +244,11 @@ class OracleExecutor:
                 end = row.computed + len(chunk)
                 tokens.append(read(crc32(b"".join(map(page_of, row.pages))[: 4 * end], weights), end, vocab_size))
         # The writes above have already failed for a row that lacks a page, so every context was read in full.
-        for row, token in zip(decoding, tokens, strict=False):  # decode rows come first
+        drawn = iter(tokens)
+        for row in decoding:
             row.computed += 1
             row.known += 1
-            row.last = token
-        drawn = iter(tokens[len(decoding) :] if chunks else ())
+            row.last = next(drawn)
         for row, chunk, samples in chunks:
             row.computed += len(chunk)
             if samples:

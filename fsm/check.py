@@ -73,9 +73,10 @@ def _see(state: State, seats: list[Seat]) -> list[Any]:
         for seat in seats
         for asked in (seat.request,)
     ]
+    fixed = [len(state.decoding.seats), state.config.page_size]
     return [
-        rows, state.by_slot, state.free_slots, state.decoding.seats, state.prefilling, state.stopping, pool.refs,
-        pool.keys, pool.published, [*pool.free], [*pool.cached], [state.config.page_size],
+        rows, [*pool.free], [*pool.cached], pool.refs, pool.keys, pool.published, seats, state.by_slot,
+        state.free_slots, fixed,
     ]  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def _check_pages(state: State, held: list[int]) -> None:
     if keyed != len(published) or (keyed and [*map(key_of, published.values())] != [*published]):
         wrong = [page for key, page in published.items() if keys[page] != key]
         raise InvariantViolation(f"{keyed} pages have keys, {len(published)} are published, {wrong} under other keys")
-    if cached and None in map(key_of, cached):
+    if cached and not all(map(key_of, cached)):
         raise InvariantViolation(f"cached pages {[page for page in cached if keys[page] is None]} are not findable")
     if keyed and any(map(key_of, free)):
         raise InvariantViolation(f"free pages {[page for page in free if keys[page] is not None]} are findable")

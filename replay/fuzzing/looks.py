@@ -26,7 +26,7 @@ def refusal_code(state: State, config: Config, prompt: Sequence[int], max_tokens
         return "invalid"
     if max_tokens < 1 or choices < 1:
         return "invalid"
-    if not all(0 <= token < bound for token in prompt):
+    if not 0 <= min(prompt) <= max(prompt) < bound:
         return "invalid"
     waiting = [request for request in state.live.values() if request.seat is None]
     if config.max_queued_requests is not None and len(waiting) + choices > config.max_queued_requests:
