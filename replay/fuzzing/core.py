@@ -22,11 +22,10 @@ from leftfold.events import (
     encode,
     same,
 )
-from leftfold.events.codec import plan_json
 from leftfold.events.plan import as_list
 from leftfold.executor.base import Result
 from leftfold.executor.oracle import expected_tokens
-from leftfold.fsm import Config, Effects, Gate, Reason, State, apply, decide, few, step
+from leftfold.fsm import Config, Effects, Gate, State, apply, decide, few, step
 from leftfold.fsm.check import Checker
 from leftfold.fsm.gate import RUNNING, STOPPED
 from leftfold.replay.fuzzing.audience import Audience
@@ -34,7 +33,7 @@ from leftfold.replay.fuzzing.clients import Client
 from leftfold.replay.fuzzing.desk import Desk
 from leftfold.replay.fuzzing.device import Device
 from leftfold.replay.fuzzing.errors import Violation
-from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_reasons, check_room, check_shortage, client_in
+from leftfold.replay.fuzzing.looks import check_digest, check_plan, check_room, client_in, decide_aloud
 from leftfold.replay.fuzzing.provenance import Provenance
 from leftfold.replay.fuzzing.results import formed, overs
 from leftfold.replay.fuzzing.router import Router
@@ -96,12 +95,11 @@ class Core:
 
     def take(self, event: Event, plan: Plan | None = None) -> Effects:
         """Log and apply one event and check the state: everything that happens, happens here."""
-        state, log, checks = self.state, self.log, self.checks
-        log.append(event)
-        effects = apply(state, event, plan)
-        count = len(log)
+        self.log.append(event)
+        effects = apply(self.state, event, plan)
+        count, checks = len(self.log), self.checks
         if count % checks == 0:
-            self.checker.check(state, 2 * count % self.rigour < 2 * checks)
+            self.checker.check(self.state, 2 * count % self.rigour < 2 * checks)
         return effects
 
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
@@ -211,7 +209,7 @@ class Core:
             self.audience.expect_deadlines(t)
         plan = decide(state, t)
         if closely or (state.at_edge and len(state.at_edge) > state.pool.usable):
-            self._decide_aloud(plan)
+            decide_aloud(state, t, plan)
         if plan is None:
             self._idle()
             return
@@ -240,16 +238,6 @@ class Core:
         read = decode(orjson.loads(encode(event)))
         if not same(read, event):
             raise Violation("replay", f"{event} is read back as {read}")
-
-    def _decide_aloud(self, plan: Plan | None) -> None:
-        """Reasons are given when asked for, and asking changes nothing."""
-        reasons: list[Reason] = []
-        again = decide(self.state, self.t, reasons)
-        if _json(plan) != _json(again):
-            raise Violation("trace", f"{plan} becomes {again} when reasons are asked for")
-        check_reasons(self.state, plan, reasons)
-        if plan is not None:
-            check_shortage(self.state, plan, reasons)
 
     def _joining(self, plan: Plan) -> None:
         for join in plan.join:
@@ -399,7 +387,3 @@ class Core:
             )  # fmt: skip
         if state.gate in (Gate.DRAINING, Gate.PAUSED) and state.drain_mode != desk.mode:
             raise Violation("effect", f"the engine drains by {state.drain_mode!r}, expected {desk.mode!r}")
-
-
-def _json(plan: Plan | None) -> bytes | None:
-    return None if plan is None else plan_json(plan)

@@ -87,6 +87,17 @@ def _spread(rng: Random, least: int, most: int) -> int:
     return int(least * ((most + 0.999) / least) ** rng.random())
 
 
+def draw_tokens(rng: Random, count: int, vocab: int) -> list[int]:
+    """Ids below `vocab`: those that so many calls of `rng.randrange` give, which take four times as long."""
+    draw, bits = rng.getrandbits, vocab.bit_length()
+    tokens: list[int] = []
+    while len(tokens) < count:
+        token = draw(bits)
+        if token < vocab:
+            tokens.append(token)
+    return tokens
+
+
 @dataclass(frozen=True, slots=True)
 class Habits:
     """How busy a run is.

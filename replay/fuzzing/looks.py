@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from leftfold.events import ExecutionPlan, Plan, Row, chain_digest
+from leftfold.events.codec import plan_json
 from leftfold.events.digest import START
-from leftfold.fsm import Config, Gate, Phase, Reason, State
+from leftfold.fsm import Config, Gate, Phase, Reason, State, decide
 from leftfold.replay.fuzzing.clients import Client, Key
 from leftfold.replay.fuzzing.errors import Violation
 
@@ -115,6 +116,21 @@ def check_rest(state: State) -> None:
     for request in state.finished:
         if request.phase is not Phase.FINISHED or len(request.tokens) or request.seat is not None:
             raise Violation("leak", f"{request.key} is over, and is {request.phase} with {len(request.tokens)} tokens")
+
+
+def decide_aloud(state: State, t: int, plan: Plan | None) -> None:
+    """`plan` was decided; reasons are given when asked for, and asking changes nothing."""
+    reasons: list[Reason] = []
+    again = decide(state, t, reasons)
+    if _json(plan) != _json(again):
+        raise Violation("trace", f"{plan} becomes {again} when reasons are asked for")
+    check_reasons(state, plan, reasons)
+    if plan is not None:
+        check_shortage(state, plan, reasons)
+
+
+def _json(plan: Plan | None) -> bytes | None:
+    return None if plan is None else plan_json(plan)
 
 
 def check_reasons(state: State, plan: Plan | None, reasons: Sequence[Reason]) -> None:

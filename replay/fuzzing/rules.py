@@ -16,7 +16,7 @@ from leftfold.executor.oracle import expected_tokens
 from leftfold.fsm.gate import DRAINING, PAUSED, RUNNING, STOPPED
 from leftfold.replay.fuzzing.calls import CALLS, FIELDS
 from leftfold.replay.fuzzing.disk import DAMAGES
-from leftfold.replay.fuzzing.drawing import Habits, draw_config, lite_habits
+from leftfold.replay.fuzzing.drawing import Habits, draw_config, draw_tokens, lite_habits
 from leftfold.replay.fuzzing.oddities import ODD_ADMITS, SPOILED_PLANS, STRAYS
 from leftfold.replay.fuzzing.results import FORMS, SPOILS
 from leftfold.replay.fuzzing.world import Command, World
@@ -50,7 +50,7 @@ class Rules:
         vocab = min(config["vocab"], 50)
         longest = min(config["max_model_len"], config["num_pages"] * config["page_size"] + 1)
         self.longest = longest
-        self.bases = [[rng.randrange(vocab) for _ in range(longest)] for _ in range(rng.choice((1, 1, 2, 3)))]
+        self.bases = [draw_tokens(rng, longest, vocab) for _ in range(rng.choice((1, 1, 2, 3)))]
         self.habits = habits(rng)
         self.tenants = config["policy"] == "fair" and rng.random() < 0.8
         self.hurried = rng.random() < HURRIED
