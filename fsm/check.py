@@ -131,6 +131,8 @@ def _check_counts(held: list[int], refs: list[int]) -> None:
 
 def _within(state: State, bounds: Sequence[Bounds]) -> bool:
     """Whether decoding rows, of which nothing else has changed, are where they may be, and noted where they wait."""
+    if not bounds:
+        return not state.at_edge and not state.resting
     cells, depth = state.columns.cells, len(state.in_flight)
     computed_at, planned_at, runways, bases = cells.computed, cells.planned, cells.runway, cells.base
     edge: list[int] = []

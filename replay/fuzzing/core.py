@@ -95,11 +95,11 @@ class Core:
 
     def take(self, event: Event, plan: Plan | None = None) -> Effects:
         """Log and apply one event and check the state: everything that happens, happens here."""
-        self.log.append(event)
-        effects = apply(self.state, event, plan)
-        count, checks = len(self.log), self.checks
-        if count % checks == 0:
-            self.checker.check(self.state, 2 * count % self.rigour < 2 * checks)
+        state, log, checks = self.state, self.log, self.checks
+        log.append(event)
+        effects = apply(state, event, plan)
+        if len(log) % checks == 0:
+            self.checker.check(state, 2 * len(log) % self.rigour < 2 * checks)
         return effects
 
     def _fold(self, event: Event, plan: Plan | None = None) -> Effects:
