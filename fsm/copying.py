@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from leftfold.fsm.lifecycle import FINISHED
 from leftfold.fsm.line import Line
 from leftfold.fsm.policy import fcfs
 from leftfold.fsm.queue import SortedQueue
@@ -28,6 +29,8 @@ class _Copier:
         self.seats: dict[Seat, Seat] = {}
 
     def request(self, request: Request) -> Request:
+        if request.phase is FINISHED:
+            return request  # nothing of it changes any more
         if request not in self.requests:
             twin = self.requests[request] = request.copy()
             if request.leader is not None:

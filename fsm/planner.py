@@ -25,14 +25,15 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
 
     `trace`: a list that gets the reasons why requests wait and rows give way; it changes no decision.
     """
-    wake_at = state.wake_at if state.deadlines.keys or state.closing_at else None
-    overdue = [] if wake_at is None or wake_at > t else state.deadlines.upto(t)
-    if state.closing_at and wake_at is not None and state.closing_at <= t:
-        return Plan(ends=deadline_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
+    overdue: Sequence[Request] = ()
+    if state.deadlines.keys or state.closing_at:
+        wake_at = state.wake_at
+        overdue = () if wake_at is None or wake_at > t else state.deadlines.upto(t)
+        if state.closing_at and wake_at is not None and state.closing_at <= t:
+            return Plan(ends=deadline_ends(overdue), memo=dict(state.memo))  # the `Tick` at which the engine stops
     if state.gate is STOPPED or len(state.in_flight) > state.config.pipeline_depth:
         return Plan(ends=deadline_ends(overdue)) if overdue else None
-    control = operation(state) if state.controls else None
-    passing = rows_pass(state)
+    control, passing = operation(state) if state.controls else None, rows_pass(state)
     if not passing and trace is not None:
         trace += _shut(state)
     if control is not None and (state.controls[0].barrier or not passing):
