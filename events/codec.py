@@ -315,6 +315,9 @@ def decode(raw: Mapping[str, Any]) -> Event:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    kind = type(a)
+    if kind is type(b) and (kind is int or kind is str):  # as most are
+        return bool(a == b)
     if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
         return np.array_equal(np.asarray(a), np.asarray(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):

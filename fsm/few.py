@@ -15,35 +15,31 @@ def plan_few(state: State, decode: RowSet) -> tuple[list[int], list[int] | None]
 
     The position behind that token, and the input token (None for all if an earlier step brings them).
     """
-    cells = state.columns.cells
+    cells, seats = state.columns.cells, decode.seats
     planned, runway, last = cells.planned, cells.runway, cells.last
     ends: list[int] = []
-    inputs: list[int] = []
-    for seat in decode.seats:
+    for seat in seats:
         slot = seat.slot
         planned[slot] = end = planned[slot] + 1
         ends.append(end)
-        inputs.append(last[slot])
         if end >= runway[slot]:
             (state.resting if end >= seat.last else state.at_edge).append(slot)
-    return ends, None if state.in_flight else inputs
+    return ends, None if state.in_flight else [last[seat.slot] for seat in seats]
 
 
 def commit_few(state: State, flight: InFlight, ends: list[int], tokens: list[int]) -> tuple[TokenBatch, list[int]]:
     """Commit a token to each row that goes on: those rows, and the indices of those that have to be looked at."""
     rows, mirror, watchers, cells = flight.rows, state.pool.cells, state.columns.watchers, state.columns.cells
     computed, last, base, alarm = cells.computed, cells.last, cells.base, cells.alarm
-    seats, inputs = rows.decode.seats, rows.inputs
-    if type(inputs) is not list:  # an earlier step brought them meanwhile
-        inputs = [last[seat.slot] for seat in seats]
+    seats = rows.decode.seats
     if flight.ended:
         going = [index for index, seat in enumerate(seats) if seat.slot not in flight.ended]
         seats = [seats[index] for index in going]
-        ends, inputs, tokens = [[column[index] for index in going] for column in (ends, inputs, tokens)]
+        ends, tokens = [[column[index] for index in going] for column in (ends, tokens)]
     marked: list[int] = []
-    for index, (seat, end, token, fed) in enumerate(zip(seats, ends, tokens, inputs, strict=True)):
+    for index, (seat, end, token) in enumerate(zip(seats, ends, tokens, strict=True)):
         slot = seat.slot
-        mirror[base[slot] + end] = fed
+        mirror[base[slot] + end] = last[slot]  # what the step was fed, whether it was there or came meanwhile
         computed[slot] = end
         last[slot] = token
         if end >= alarm[slot] or token in watchers:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from leftfold.events.digest import digest_of
-from leftfold.events.plan import Control, ExecutionPlan, IntArray, Join, Joined, Plan, as_list
+from leftfold.events.plan import Control, ExecutionPlan, IntArray, Join, Joined, Plan, TokenArray, as_list
 from leftfold.fsm import few
 from leftfold.fsm.columns import ONE
 from leftfold.fsm.controls import launch_control
@@ -17,6 +19,8 @@ from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
 from leftfold.fsm.validity import refuse_invalid
+
+_NONE: TokenArray = np.empty(0, np.int32)
 
 
 def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | None:
@@ -96,18 +100,22 @@ def _join(state: State, row: Join) -> Joined:
 
 
 def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
-    chunks = _chunk_rows(state, plan) if plan.chunks else []
-    decode = _decode_rows(state, plan) if plan.chunks else state.decoding
+    step, decode, voids = plan.step, state.decoding, state.voids
+    assert step is not None
+    chunks: Sequence[ChunkRow] = ()
+    tokens: Sequence[TokenArray] = ()
+    ended: Sequence[int] = ()
+    if plan.chunks:
+        chunks, decode = _chunk_rows(state, plan), _decode_rows(state, plan)
+        tokens = [chunk.tokens for chunk in chunks]
     rows = _plan_on(state, decode, chunks)
-    ended = tuple(sorted(state.left)) if state.left else ()
-    tokens = [chunk.tokens for chunk in chunks] if chunks else ()
-    state.left = []
-    state.chain = digest_of(state.chain, plan, ended, joined, tokens, state.voids)
-    state.next_step += 1
-    assert plan.step is not None
+    if state.left:
+        ended, state.left = tuple(sorted(state.left)), []
+    state.chain = digest = digest_of(state.chain, plan, ended, joined, tokens, voids)
+    state.next_step = step + 1
     ops = [op.op for op in plan.ops if isinstance(op, Control)] if plan.ops else ()
-    state.in_flight.append(InFlight(plan.step, state.chain, rows, ops))
-    return ExecutionPlan(plan, ended, joined, tokens, state.chain, rows, state.voids)
+    state.in_flight.append(InFlight(step, digest, rows, ops))
+    return ExecutionPlan(plan, ended, joined, tokens, digest, rows, voids)
 
 
 def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRows:
@@ -132,10 +140,9 @@ def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray | None]
 
 def _decode_rows(state: State, plan: Plan) -> RowSet:
     """Rows that decode one token: all that have their prompt planned, but those that the plan leaves out."""
-    left_out = [slot for slot, length, _ in plan.chunks if not length and slot not in state.prefilling]
-    if not left_out:
-        return state.decoding
-    return state.decoding.without(state.decoding.indices([state.by_slot[slot] for slot in left_out]))
+    by_slot, prefilling, rows = state.by_slot, state.prefilling, state.decoding
+    left_out = [by_slot[slot] for slot, length, _ in plan.chunks if not length and slot not in prefilling]
+    return rows.without(rows.indices(left_out)) if left_out else rows
 
 
 def _chunk_rows(state: State, plan: Plan) -> list[ChunkRow]:
@@ -145,6 +152,9 @@ def _chunk_rows(state: State, plan: Plan) -> list[ChunkRow]:
         seat = state.by_slot[slot]
         assert seat is not None
         start = planned[slot]
-        rows.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start : start + length]))
-        planned[slot] = start + length
+        if length:
+            planned[slot] = end = start + length
+            rows.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start:end]))
+        else:
+            rows.append(ChunkRow(seat, start, 0, samples, _NONE))
     return rows

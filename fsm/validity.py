@@ -246,8 +246,10 @@ def _decodes(state: State, slot: int) -> bool:
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Rows that decode have room for their next token; limits of rows and tokens hold."""
     needing, decoding, chunks = state.at_edge, len(state.decoding.seats), plan.chunks
-    idle = [slot for slot, length, _ in chunks if not length] if chunks else ()
-    if leaving or idle or state.resting:
+    idle = [slot for slot, length, _ in chunks if not length] if chunks else []
+    if not leaving and idle == state.resting:  # only those that rest are left out, if any
+        decoding -= len(idle)
+    else:
         left = [seat.slot for seat in leaving]
         known = {*state.prefilling, *[row.slot for row in plan.join]}
         left_out = [slot for slot in idle if slot not in known]
