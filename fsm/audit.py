@@ -100,6 +100,9 @@ def _check_order(state: State) -> None:
 
 def _check_columns(state: State, running: Sequence[Seat]) -> None:
     columns = state.columns.cells
+    apart = [name for name in columns.__slots__ if getattr(columns, name).obj is not getattr(state.columns, name)]
+    if apart:
+        _fail(f"columns {apart} and their views are not the same memory")
     for seat in running:
         slot, request = seat.slot, seat.request
         if not seat.last == request.limit - 1 == columns.limit[slot]:

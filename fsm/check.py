@@ -228,8 +228,8 @@ def _check_requests(state: State) -> None:
                 tokens += len(request.tokens)
                 if request.phase is not WAITING and request.phase is not PREEMPTED:
                     raise InvariantViolation(f"request {request.key} has no seat and is {request.phase}")
-    if waiting != len(line.keys) or tokens != line.tokens:
-        noted = f"{len(line.keys)} requests with {line.tokens} tokens are in line"
+    if not waiting == len(line) == len(line.keys) or tokens != line.tokens:
+        noted = f"{len(line)} requests with {line.tokens} tokens are in line"
         raise InvariantViolation(f"{noted}, {waiting} with {tokens} have no seat")
     rows = len(state.decoding.seats) + len(state.prefilling)
     if rows + waiting != len(live) or rows > state.config.rows:

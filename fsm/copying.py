@@ -1,4 +1,4 @@
-"""Copies of states: what is mutable is copied, what is frozen is shared, views are derived again."""
+"""Copies of states: what is mutable is copied, what is frozen or over is shared, views are derived again."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def copy(state: State) -> State:
 
 
 class _Copier:
-    """Maps each request and seat to its one copy."""
+    """Maps each request that is not over, and each seat, to its one copy."""
 
     def __init__(self) -> None:
         self.requests: dict[Request, Request] = {}

@@ -100,9 +100,10 @@ def _gone(state: State, request: Request, trigger: Trigger) -> None:
 
 
 def forget(state: State, request: Request) -> None:
-    """A finished request can be looked up for a while; its tokens are dropped at once."""
+    """A finished request can be looked up for a while; its tokens, and whom it followed, are dropped at once."""
     request.tokens = _NO_TOKENS
     request.keys = []
+    request.leader = None
     state.finished.append(request)
     if len(state.finished) > KEPT_FINISHED:
         oldest = state.finished.popleft()

@@ -112,7 +112,7 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
     if state.left:
         ended, state.left = tuple(sorted(state.left)), []
     state.chain = digest = digest_of(state.chain, plan, ended, joined, tokens, voids)
-    state.next_step = step + 1
+    state.next_step += 1
     ops = [op.op for op in plan.ops if isinstance(op, Control)] if plan.ops else ()
     state.in_flight.append(InFlight(step, digest, rows, ops))
     return ExecutionPlan(plan, ended, joined, tokens, digest, rows, voids)

@@ -55,7 +55,7 @@ class Core:
         self, *, vocab: int = 50, rigour: int = 1, checks: int = 1, routers: bool = True, **config: Any
     ) -> None:
         self.first_config = Config(**config)
-        few.FEW = (0, 2, 32, 32)[self.first_config.num_pages % 4]  # rows one by one or by column: it changes nothing
+        few.FEW = (0, 2, 32)[self.first_config.num_pages % 3]  # rows one by one or by column: it changes nothing
         self.vocab = vocab
         self.rigour = rigour
         self.checks = checks

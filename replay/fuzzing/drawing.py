@@ -88,7 +88,7 @@ def _spread(rng: Random, least: int, most: int) -> int:
 
 
 def draw_tokens(rng: Random, count: int, vocab: int) -> list[int]:
-    """Ids below `vocab`: those that so many calls of `rng.randrange` give, which take four times as long."""
+    """Ids below `vocab` (at least 1): what so many calls of `rng.randrange` give, which take four times as long."""
     draw, bits = rng.getrandbits, vocab.bit_length()
     tokens: list[int] = []
     while len(tokens) < count:

@@ -233,6 +233,10 @@ def runs_on_at_its_limit(state: State) -> None:
     state.columns.limit[slot] = request.limit
 
 
+def a_column_apart_from_its_view(state: State) -> None:
+    state.columns.last = state.columns.last.copy()
+
+
 def joined_and_hurries_to_join(state: State) -> None:
     live(state, "d").cached = 0
 
@@ -244,6 +248,7 @@ SPOILS: tuple[Callable[[State], None], ...] = (
     chunk_slot_given_on, expects_more, starts_off, inputs_off, prefilling_out_of_order, tenants_off, line_out_of_order,
     publishes_although_it_may_not, two_operations, ended_is_noted_twice, seat_of_one_who_is_stopping,
     rests_without_a_limit, queued_tokens_off, runs_on_at_its_limit, joined_and_hurries_to_join,
+    a_column_apart_from_its_view,
 )  # fmt: skip
 
 
@@ -262,6 +267,15 @@ def test_a_column_that_is_off_by_one_is_found(name: str, by: int) -> None:
     add_to(name, "a", by)(state)
     with pytest.raises(InvariantViolation):
         state.check()
+
+
+def test_the_cheap_part_counts_both_lines() -> None:
+    for line in ("_by_rank", "_by_arrival"):
+        state = busy()
+        queue = getattr(state.waiting, line)
+        queue.remove(queue.keys[0])
+        with pytest.raises(InvariantViolation):
+            state.check(thorough=False)
 
 
 def test_the_cheap_part_leaves_the_mirror_to_the_thorough_one() -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leftfold.events import EVENTS, Call, SamplingParams, UpdateWeights
-from leftfold.fsm import Config, State, step
+from leftfold.events import EVENTS, Abort, Admit, Call, SamplingParams, UpdateWeights
+from leftfold.fsm import Config, Phase, State, step
 from leftfold.fsm.columns import Cells, Columns
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.policy import Policy
+from leftfold.fsm.request import Request
 from tests.unit.test_check import busy
 
 FROZEN = (int, str, bytes, bool, float, type(None), Enum, frozenset, Config, SamplingParams, Policy, range, *EVENTS)
@@ -27,6 +28,11 @@ SHARED: tuple[tuple[str, str], ...] = (
     ("StepRows", "inputs"),
 )
 """Mutable values that copies may share: class and attribute that holds them."""
+
+
+def over(value: Any) -> bool:
+    """Whether it is a request that has finished: nothing of it changes any more, and it leads nowhere."""
+    return isinstance(value, Request) and value.phase is Phase.FINISHED
 
 
 def parts(value: Any) -> Iterator[tuple[str, Any]]:
@@ -58,7 +64,7 @@ def mutable(root: State) -> dict[int, tuple[str, Any, bool]]:
     todo: list[tuple[str, Any, bool]] = [("state", root, False)]
     while todo:
         path, value, allowed = todo.pop()
-        if isinstance(value, FROZEN) or callable(value) or id(value) in found:
+        if isinstance(value, FROZEN) or over(value) or callable(value) or id(value) in found:
             continue
         empty = isinstance(value, tuple) and not value
         if not empty:
@@ -74,17 +80,28 @@ def states() -> list[State]:
     step(state, UpdateWeights(t=3, call="u", source="s", version="2"))
     step(state, Call(t=3, call="c", verb="profile", args={"a": [1]}))
     state.suspects[next(iter(state.live))] = 5
-    return [state, State(state.config)]
+    return [state, State(state.config), after_some()]
 
 
-@pytest.mark.parametrize("state", states(), ids=["busy", "fresh"])
+def after_some() -> State:
+    """As busy, and some are over: one in line, and one of three choices that follows a first one, which lives."""
+    state = busy()
+    step(state, Admit(t=3, rid="g", prompt=[1, 2, 3, 4, 5], params=SamplingParams(max_tokens=4, n=3)))
+    step(state, Abort(t=3, rid="g", choice=1))
+    step(state, Abort(t=3, rid="d"))
+    assert [request.key for request in state.finished] == [("g", 0, 1), ("d", 0, 0)]
+    assert state.live["g", 0, 2].leader is state.live["g", 0, 0]
+    return state
+
+
+@pytest.mark.parametrize("state", states(), ids=["busy", "fresh", "after some"])
 def test_copy_shares_nothing_mutable(state: State) -> None:
     original, twin = mutable(state), mutable(state.copy())
     shared = [original[key] for key in original.keys() & twin.keys()]
     assert not [path for path, value, allowed in shared if not allowed and not isinstance(value, tuple)]
 
 
-@pytest.mark.parametrize("state", states(), ids=["busy", "fresh"])
+@pytest.mark.parametrize("state", states(), ids=["busy", "fresh", "after some"])
 def test_arrays_and_views_of_a_copy_are_its_own(state: State) -> None:
     twin = state.copy()
     for name in Columns.__slots__:
@@ -99,7 +116,7 @@ def test_arrays_and_views_of_a_copy_are_its_own(state: State) -> None:
     assert twin.pool.raw[:4].tobytes() == np.int32(77).tobytes() != state.pool.raw[:4].tobytes()
 
 
-@pytest.mark.parametrize("state", states(), ids=["busy", "fresh"])
+@pytest.mark.parametrize("state", states(), ids=["busy", "fresh", "after some"])
 def test_a_copy_has_every_attribute_and_says_the_same(state: State) -> None:
     twin = state.copy()
     assert vars(twin).keys() == vars(state).keys()
@@ -118,6 +135,17 @@ def test_a_copy_has_every_attribute_and_says_the_same(state: State) -> None:
     ]
     twin.check()
     assert twin.digest() == state.digest()
+
+
+def test_copies_share_what_is_over_and_it_leads_nowhere() -> None:
+    state = after_some()
+    twin = state.copy()
+    assert [*map(id, twin.finished)] == [*map(id, state.finished)] and twin.requests["d"] is state.requests["d"]
+    for request in state.finished:
+        assert over(request)
+        for name, part in parts(request):
+            frozen = isinstance(part, (*FROZEN, tuple)) or callable(part)
+            assert frozen or not len(part), f"{request.key} leads to {name} {part!r}"
 
 
 def test_the_walk_finds_what_is_shared() -> None:
