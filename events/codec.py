@@ -162,6 +162,9 @@ _FILL: Mapping[type, Callable[[dict[str, Any], Any, str], None]] = {
 _says_no_more = untouched(
     {name: default for name, default in _LAYOUTS[Admit].fields if name not in ("rid", "prompt", "params")}
 )
+_tells_no_more = untouched(
+    {name: default for name, default in _LAYOUTS[ForwardDone].fields if name in ("counts", "ended", "error", "scores")}
+)
 
 
 def _is_plain_admit(admit: Admit) -> bool:
@@ -219,7 +222,7 @@ def _is_id_array(tokens: Any) -> bool:
 def is_plain(done: ForwardDone) -> bool:
     """A result as executors give it: it can be encoded, and needs no look at its fields one by one."""
     step, digest = done.step, done.digest
-    if done.error is not None or done.counts is not None or done.ended or done.scores:
+    if not _tells_no_more(done):
         return False
     if type(step) is not int or not 0 <= step <= _MOST or (digest is not None and type(digest) is not str):
         return False

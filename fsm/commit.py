@@ -61,11 +61,17 @@ def _attested(state: State, flight: InFlight, event: ForwardDone) -> Column | No
     if event.error is not None:
         return _NO_TOKENS
     tokens = _tokens(event.tokens)
-    if tokens is None or event.ended:
+    ended = event.ended
+    if tokens is None or (ended if type(ended) is tuple else _holds(ended)):
         return None
     if event.counts is not None:
         tokens = _firsts(state, flight, tokens, event.counts)
     return tokens if tokens is not None and len(tokens) == flight.expected else None
+
+
+def _holds(value: object) -> bool:
+    """Whether a field that may be a list or an array holds anything."""
+    return value.size > 0 if isinstance(value, np.ndarray) else bool(value)
 
 
 def _firsts(state: State, flight: InFlight, tokens: Column, counts: Sequence[int]) -> Column | None:
@@ -73,7 +79,8 @@ def _firsts(state: State, flight: InFlight, tokens: Column, counts: Sequence[int
 
     A row of width 1 has no K/V for a second token, so what brings more to a row that goes on is wrong.
     """
-    given = [*counts] if isinstance(counts, (Sequence, np.ndarray)) else []
+    many = counts.ndim > 0 if isinstance(counts, np.ndarray) else isinstance(counts, Sequence)
+    given = [*counts] if many else []
     plain = all(isinstance(count, (int, np.integer)) and count >= 1 for count in given)
     if not plain or len(given) != flight.expected or sum(given) != len(tokens):
         return None

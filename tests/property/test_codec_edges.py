@@ -31,11 +31,12 @@ from tests.property.test_codec import every_event, operations, params, texts, va
 LEAST, MOST = -(1 << 63), (1 << 63) - 1
 EDGES = (LEAST - 1, LEAST, -1, 0, MOST, MOST + 1, 2 * MOST + 1, 2 * MOST + 2)
 edges = st.sampled_from(EDGES)
-arrays = st.sampled_from([
+ARRAYS = (
     np.array([1, 2], np.uint8), np.array([-1], np.int8), np.array([MOST], np.int64), np.array([MOST + 1], np.uint64),
     np.array([], np.int64), np.array([], np.float64), np.array([1.0]), np.array([True]), np.array(["1"]),
     np.array(1), np.array([[1, 2], [3, 4]]), np.array([[]], np.int64), np.arange(8, dtype=np.int32)[::3],
-])  # fmt: skip
+)  # fmt: skip
+arrays = st.sampled_from(ARRAYS)
 odd = st.one_of(
     edges, edges.map(lambda edge: [edge]), edges.map(lambda edge: (1, edge)), edges.map(lambda edge: {"x": edge}),
     edges.map(lambda edge: [[edge]]), edges.map(float), arrays, arrays.map(lambda array: [array]), texts,
@@ -79,6 +80,14 @@ def test_an_integer_of_64_bits_is_written_and_no_other(cls: Any, name: str, draw
         elif cls is SamplingParams:
             event = Admit(t=1, rid="a", params=other)
         assert reads_back(event) == (LEAST <= edge <= most), edge
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{[*array.shape]}")
+@pytest.mark.parametrize("name", [each.name for each in fields(ForwardDone)])
+def test_an_array_in_any_field_of_a_result_is_written_or_refused(name: str, array: np.ndarray) -> None:
+    """Executors make arrays: a result is taken for a plain one, or looked at, without asking if an array is true."""
+    for tokens in ([1, 2], np.array([1, 2], np.int32)):
+        reads_back(replace(ForwardDone(t=1, step=1, tokens=tokens), **{name: array}))
 
 
 @settings(max_examples=1000)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from leftfold.events import ForwardDone
+from leftfold.fsm import step
 from leftfold.replay.fuzzing import World
 from leftfold.replay.fuzzing.results import FORMS, SPOILS
+from tests.unit.test_check import busy
 
 
 def begun(depth: int, limit: int = 9) -> World:
@@ -51,6 +56,21 @@ def test_each_wrong_result_loses_the_executor(kind: str, depth: int) -> None:
     assert not world.state.executor_present and [client.heard for client in world.clients.values()] == heard
     assert (result(world).counts is not None) is (kind in ("counts", "none", "more") or (kind == "order" and not depth))
     world.finish()
+
+
+ARRAYS = (np.array(1), np.array([0, 1]), np.array([[0, 1]]), np.array(["a", "b"]), np.array([]))
+
+
+@pytest.mark.parametrize("array", ARRAYS, ids=lambda array: f"{array.dtype}{[*array.shape]}")
+@pytest.mark.parametrize("name", ["tokens", "counts", "ended", "scores"])
+def test_an_array_in_any_field_of_a_result_is_taken_or_loses_the_executor(name: str, array: np.ndarray) -> None:
+    state = busy()
+    step_now, wanted = state.in_flight[0], state.in_flight[0].expected
+    done = ForwardDone(t=3, step=step_now.step, tokens=[7] * wanted, digest=step_now.digest)
+    step(state, replace(done, **{name: array}))
+    taken = name == "scores" or (name == "ended" and not array.size)
+    assert state.executor_present is taken
+    state.check()
 
 
 def test_a_second_token_is_wrong_only_where_a_row_goes_on() -> None:
