@@ -19,7 +19,7 @@ from leftfold.fsm.gate import CLOSING, STOPPED
 from leftfold.fsm.lifecycle import ADMIT, Trigger, advance
 from leftfold.fsm.limits import MAX_TOKEN, token_limit
 from leftfold.fsm.prefix import namespace
-from leftfold.fsm.request import Request
+from leftfold.fsm.request import NO_TOKENS, Request
 from leftfold.fsm.seating import enqueue
 from leftfold.fsm.state import State
 
@@ -114,9 +114,7 @@ def _refuse(state: State, event: Admit, refusal: Refusal, outputs: Outputs) -> N
     error = {"code": refusal.code, "text": refusal.text}
     count = event.params.n if _is_count(event.params.n, 1) and event.params.n <= MAX_CHOICES else 1
     for choice in reversed(range(count)):
-        request = Request(
-            event.rid, event.epoch, choice, state.next_arrival, np.empty(0, np.int32), SamplingParams(n=count)
-        )
+        request = Request(event.rid, event.epoch, choice, state.next_arrival, NO_TOKENS, SamplingParams(n=count))
         request.prompt_len = len(event.prompt) if isinstance(event.prompt, (Sequence, np.ndarray)) else 0
         known = request.prompt_len
         outputs.parts.append(closing_output(request, known, FinishReason.ERROR, error, version=state.version))

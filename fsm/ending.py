@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-
-from leftfold.events.plan import TokenArray
 from leftfold.fsm.effects import FinishReason, Outputs, closing_output
 from leftfold.fsm.lifecycle import END, Trigger, advance
-from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.request import NO_TOKENS, Request, Seat
 from leftfold.fsm.seating import dequeue, leave_rows, release
 from leftfold.fsm.state import KEPT_FINISHED, InFlight, State
 
-_NO_TOKENS: TokenArray = np.empty(0, np.int32)
 _COUNTED = {reason: f"finished_{reason.value}" for reason in FinishReason}
 
 
@@ -101,7 +97,7 @@ def _gone(state: State, request: Request, trigger: Trigger) -> None:
 
 def forget(state: State, request: Request) -> None:
     """A finished request can be looked up for a while; its tokens, and whom it followed, are dropped at once."""
-    request.tokens = _NO_TOKENS
+    request.tokens = NO_TOKENS
     request.keys = []
     request.leader = None
     state.finished.append(request)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from leftfold.events.digest import digest_of
 from leftfold.events.plan import Control, ExecutionPlan, IntArray, Join, Joined, Plan, TokenArray, as_list
 from leftfold.fsm import few
@@ -15,12 +13,11 @@ from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
 from leftfold.fsm.lifecycle import JOIN, Trigger, advance
 from leftfold.fsm.prefix import extend_keys
+from leftfold.fsm.request import NO_TOKENS
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
 from leftfold.fsm.validity import refuse_invalid
-
-_NONE: TokenArray = np.empty(0, np.int32)
 
 
 def apply_plan(state: State, plan: Plan, outputs: Outputs) -> ExecutionPlan | None:
@@ -156,5 +153,5 @@ def _chunk_rows(state: State, plan: Plan) -> list[ChunkRow]:
             planned[slot] = end = start + length
             rows.append(ChunkRow(seat, start, length, samples, seat.request.tokens[start:end]))
         else:
-            rows.append(ChunkRow(seat, start, 0, samples, _NONE))
+            rows.append(ChunkRow(seat, start, 0, samples, NO_TOKENS))
     return rows

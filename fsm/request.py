@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
+
 from leftfold.events.plan import TokenArray
 from leftfold.events.types import SamplingParams
 from leftfold.fsm.columns import WATCHED
@@ -20,6 +22,7 @@ def _stops(ids: tuple[int, ...]) -> tuple[frozenset[int], tuple[int, ...]]:
 
 
 NEVER_LOOKED = ((-1, -1, -1), 0)
+NO_TOKENS: TokenArray = np.empty(0, np.int32)
 
 
 class Seat:

@@ -15,7 +15,6 @@ import numpy as np
 
 from leftfold.events.codec import decode as decode_event
 from leftfold.events.codec import decode_params, plain, plain_params
-from leftfold.events.plan import TokenArray
 from leftfold.events.types import SamplingParams
 from leftfold.fsm.columns import ONE
 from leftfold.fsm.errors import SnapshotInvalid
@@ -23,7 +22,7 @@ from leftfold.fsm.gate import Gate
 from leftfold.fsm.lifecycle import FINISHED, Phase
 from leftfold.fsm.limits import Config
 from leftfold.fsm.pages import PagePool
-from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.request import NO_TOKENS, Request, Seat
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.state import ControlCall, InFlight, State
 
@@ -288,8 +287,7 @@ class _Decoder:
 def _finished(fields: Sequence[Any]) -> Request:
     """One that is over: only what it was called can still be asked for."""
     rid, epoch, choice, arrival, prompt_len = fields
-    empty: TokenArray = np.empty(0, np.int32)
-    request = Request(rid, epoch, choice, arrival, empty, SamplingParams())
+    request = Request(rid, epoch, choice, arrival, NO_TOKENS, SamplingParams())
     request.prompt_len = prompt_len
     request.phase = FINISHED
     return request
