@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from leftfold.events.plan import as_list
+from leftfold.fsm.columns import COLUMNS
 from leftfold.fsm.errors import InvariantViolation
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.prefix import extend_keys, page_key
@@ -93,14 +94,14 @@ def _check_order(state: State) -> None:
     seated = [seat.slot for seat in state.decoding.seats]
     if state.decoding.slots.tolist() != seated:
         _fail(f"decoding rows are in slots {seated}, their column says {state.decoding.slots.tolist()}")
-    running = [*state.prefilling, *seated]
+    running = [*state.prefilling, *state.resting, *seated]
     if len({*state.left}) != len(state.left) or any(slot in running for slot in state.left):
         _fail(f"slots {state.left} left the rows, {running} run")
 
 
 def _check_columns(state: State, running: Sequence[Seat]) -> None:
     columns = state.columns.cells
-    apart = [name for name in columns.__slots__ if getattr(columns, name).obj is not getattr(state.columns, name)]
+    apart = [name for name in COLUMNS if getattr(columns, name).obj is not getattr(state.columns, name)]
     if apart:
         _fail(f"columns {apart} and their views are not the same memory")
     for seat in running:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from leftfold.fsm.state import State
 
 Bounds = tuple[int, int, int, int, int, int]
-"""Of a decoding row that was found right: its slot, the least that may be computed and what must not be, its runway,
-its base, and where it rests.
+"""Of a row that was found right and whose prompt is planned: its slot, the least that may be computed and what must not
+be, its runway, its base, and where it rests.
 """
 
 
@@ -33,8 +33,9 @@ def check(state: State, thorough: bool = True) -> None:
 class Checker:
     """`check` for who looks after every event: most events change nothing but how far rows are planned and computed.
 
-    What was last found right is remembered as it was (`_seen`), and what each decoding row may move within (`_bounds`).
-    Where all of that is as it was, slots, pages and decoding rows are right again; else each is looked at.
+    What was last found right is remembered as it was (`_seen`), and what each row whose prompt is planned may move
+    within (`_bounds`). Where all of that is as it was, slots, pages and these rows are right again; else each is looked
+    at.
     """
 
     __slots__ = ("_bounds", "_seen")
@@ -46,15 +47,14 @@ class Checker:
     def check(self, state: State, thorough: bool = True) -> None:
         """As `check`, whatever was checked before."""
         seats = state.decoding.seats
-        if state.prefilling or state.stopping:
-            seats = [*seats, *state.prefilling.values(), *state.stopping]
+        resting = state.resting
+        if resting or state.prefilling or state.stopping:
+            seats = [*seats, *resting.values(), *state.prefilling.values(), *state.stopping]
         seen = _see(state, seats)
         if seen != self._seen or not _within(state, self._bounds):
             self._seen = None  # what is found wrong is not remembered
             _check_pages(state, _check_slots(state, seats))
-            self._bounds = _check_decoding(state) if seats else []
-            if not seats and (state.at_edge or state.resting):
-                raise InvariantViolation(f"nobody runs, but {state.at_edge} and {state.resting} are noted")
+            self._bounds = _check_decoding(state)
             self._seen = [part.copy() for part in seen]
         if state.prefilling:
             _check_prefilling(state)
@@ -73,7 +73,7 @@ def _see(state: State, seats: list[Seat]) -> list[Any]:
         for seat in seats
         for asked in (seat.request,)
     ]
-    fixed = [len(state.decoding.seats), state.config.page_size]
+    fixed = [len(state.decoding.seats), state.config.page_size, *state.resting]
     return [
         rows, [*pool.free], [*pool.cached], pool.refs, pool.keys, pool.published, seats, state.by_slot,
         state.free_slots, fixed,
@@ -130,13 +130,15 @@ def _check_counts(held: list[int], refs: list[int]) -> None:
 
 
 def _within(state: State, bounds: Sequence[Bounds]) -> bool:
-    """Whether decoding rows, of which nothing else has changed, are where they may be, and noted where they wait."""
+    """Whether rows whose prompt is planned, of which nothing else has changed, are where they may be, and noted where
+    they wait.
+    """
     if not bounds:
-        return not state.at_edge and not state.resting
-    cells, depth = state.columns.cells, len(state.in_flight)
+        return not state.at_edge
+    cells, depth, resting = state.columns.cells, len(state.in_flight), state.resting
     computed_at, planned_at, runways, bases = cells.computed, cells.planned, cells.runway, cells.base
     edge: list[int] = []
-    resting: list[int] = []
+    rest = len(resting)
     for slot, least, most, runway, base, end in bounds:
         computed, planned = computed_at[slot], planned_at[slot]
         if not least <= computed < most or not computed <= planned <= runway or planned - computed > depth:
@@ -144,29 +146,38 @@ def _within(state: State, bounds: Sequence[Bounds]) -> bool:
         if runways[slot] != runway or bases[slot] != base:
             return False
         if planned == runway:
-            (resting if runway == end else edge).append(slot)
-    return edge == state.at_edge and resting == state.resting
+            if runway != end:
+                edge.append(slot)
+            elif slot in resting:
+                rest -= 1
+            else:
+                return False
+    return not rest and edge == state.at_edge
 
 
 def _check_decoding(state: State) -> list[Bounds]:
-    """Decoding rows are in join order, within their pages, and write only to pages that are theirs alone."""
-    columns, size, last = state.columns, state.config.page_size, -1
-    computed_column, planned_column = columns.computed.tolist(), columns.planned.tolist()
-    bases, runways = columns.base.tolist(), columns.runway.tolist()
+    """Rows whose prompt is planned rest once they are planned up to their limit, and only then; the others are in join
+    order, and noted where they need a page to be planned on. All are within their pages, and write only to pages that
+    are theirs alone.
+    """
+    cells, size, last, resting = state.columns.cells, state.config.page_size, -1, state.resting
+    computed_at, planned_at, runways, bases = cells.computed, cells.planned, cells.runway, cells.base
     refs, keys, depth = state.pool.refs, state.pool.keys, len(state.in_flight)
-    edge, resting, bounds = [], [], []
+    edge, bounds = [], []
     ahead = size + MAX_DEPTH  # so far beyond what is computed do pages reach at most
-    for seat in state.decoding.seats:
+    for seat in [*state.decoding.seats, *resting.values()] if resting else state.decoding.seats:
         slot, request, pages, end = seat.slot, seat.request, seat.pages, seat.last
-        computed, planned, runway = computed_column[slot], planned_column[slot], runways[slot]
+        computed, planned, runway = computed_at[slot], planned_at[slot], runways[slot]
         reach = len(pages) * size
         if planned >= end:
-            resting.append(slot)
-        elif planned == reach:
-            edge.append(slot)
-        if seat.order <= last:
-            raise InvariantViolation(f"row {request.rid!r} is out of order")
-        last = seat.order
+            if slot not in resting:
+                raise InvariantViolation(f"row {request.rid!r} is planned up to its limit and does not rest")
+        elif seat.order <= last or slot in resting:
+            raise InvariantViolation(f"row {request.rid!r} is out of order, or rests before its limit")
+        else:
+            last = seat.order
+            if planned == reach:
+                edge.append(slot)
         if not computed <= planned <= runway == (reach if reach < end else end):
             raise InvariantViolation(f"row {request.rid!r}: {computed} computed, {planned} planned, {pages}")
         if computed < seat.target:
@@ -191,9 +202,8 @@ def _check_decoding(state: State) -> list[Bounds]:
             if refs[page] != 1 or keys[page] is not None or seat.edge < reach:
                 _check_private(state, seat, number)
         bounds.append((slot, computed, seat.edge if seat.edge < final else final, runway, base, end))
-    noted, rested = state.at_edge, state.resting
-    if (edge != noted and sorted(edge) != sorted(noted)) or (resting != rested and sorted(resting) != sorted(rested)):
-        raise InvariantViolation(f"at the end of their pages are {edge}, of their limits {resting}; noted are others")
+    if edge != state.at_edge and sorted(edge) != sorted(state.at_edge):
+        raise InvariantViolation(f"at the end of their pages are {edge}, noted are {state.at_edge}")
     return bounds
 
 
@@ -231,7 +241,7 @@ def _check_requests(state: State) -> None:
     if not waiting == len(line) == len(line.keys) or tokens != line.tokens:
         noted = f"{len(line)} requests with {line.tokens} tokens are in line"
         raise InvariantViolation(f"{noted}, {waiting} with {tokens} have no seat")
-    rows = len(state.decoding.seats) + len(state.prefilling)
+    rows = state.row_count
     if rows + waiting != len(live) or rows > state.config.rows:
         raise InvariantViolation(f"{rows} rows (at most {state.config.rows}) and {waiting} waiting: {[*live]}")
     if state.suspects and not state.suspects.keys() <= live.keys():

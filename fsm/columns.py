@@ -16,13 +16,13 @@ WATCHED = 1 << 18
 ONE = np.array(1)
 """Adds to a column in half the time that a Python integer takes."""
 
-_COLUMNS = ("computed", "planned", "limit", "runway", "base", "alarm", "last")
+COLUMNS = ("computed", "planned", "limit", "runway", "base", "alarm", "last")
 
 
 class Cells:
     """The same columns for who looks at one slot at a time: an item of a memoryview costs half of an array's."""
 
-    __slots__ = _COLUMNS
+    __slots__ = COLUMNS
 
     alarm: memoryview
     base: memoryview
@@ -45,7 +45,7 @@ class Columns:
     `watchers`: running requests by the token that they stop at. `cells`: views of all of them.
     """
 
-    __slots__ = (*_COLUMNS, "cells", "watch", "watchers")
+    __slots__ = (*COLUMNS, "cells", "watch", "watchers")
 
     alarm: IntArray
     base: IntArray
@@ -56,7 +56,7 @@ class Columns:
     runway: IntArray
 
     def __init__(self, slots: int) -> None:
-        self.fill({name: np.zeros(slots, np.int64) for name in _COLUMNS})
+        self.fill({name: np.zeros(slots, np.int64) for name in COLUMNS})
         # watch[token]: whether a running request stops at it; the last entry stays False, larger tokens clip to it
         self.watch: npt.NDArray[np.bool_] = np.zeros(1, np.bool_)
         self.watchers: dict[int, int] = {}
@@ -77,19 +77,19 @@ class Columns:
     def widen(self, slots: int) -> None:
         """Make the columns at least `slots` long."""
         more = np.zeros(slots - len(self.computed), np.int64)
-        self.fill({name: np.concatenate((getattr(self, name), more)) for name in _COLUMNS})
+        self.fill({name: np.concatenate((getattr(self, name), more)) for name in COLUMNS})
 
     def fill(self, columns: Mapping[str, IntArray]) -> None:
         """Put these arrays, one of each name, into the places of those that are there."""
         self.cells = Cells()
-        for name in _COLUMNS:
+        for name in COLUMNS:
             setattr(self, name, columns[name])
             setattr(self.cells, name, columns[name].data)
 
     def copy(self) -> Columns:
         """An independent copy."""
-        other = object.__new__(Columns)
-        other.fill({name: getattr(self, name).copy() for name in _COLUMNS})
+        other = Columns(0)
+        other.fill({name: getattr(self, name).copy() for name in COLUMNS})
         other.watch = self.watch.copy()
         other.watchers = self.watchers.copy()
         return other

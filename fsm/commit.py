@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 
@@ -74,13 +75,13 @@ def _holds(value: object) -> bool:
     return value.size > 0 if isinstance(value, np.ndarray) else bool(value)
 
 
-def _firsts(state: State, flight: InFlight, tokens: Column, counts: Sequence[int]) -> Column | None:
+def _firsts(state: State, flight: InFlight, tokens: Column, counts: Any) -> Column | None:
     """The first token of each sampling row, as if they came one by one: none follows the one that ends a row.
 
     A row of width 1 has no K/V for a second token, so what brings more to a row that goes on is wrong.
     """
     many = counts.ndim > 0 if isinstance(counts, np.ndarray) else isinstance(counts, Sequence)
-    given = [*counts] if many else []
+    given: list[Any] = [*counts] if many else []
     plain = all(isinstance(count, (int, np.integer)) and count >= 1 for count in given)
     if not plain or len(given) != flight.expected or sum(given) != len(tokens):
         return None
@@ -146,9 +147,7 @@ def _commit_decode(
     outputs.parts.append(batch)
 
 
-def _commit_many(
-    state: State, flight: InFlight, computed: IntArray, tokens: IntArray
-) -> tuple[TokenBatch, list[int]]:
+def _commit_many(state: State, flight: InFlight, computed: IntArray, tokens: IntArray) -> tuple[TokenBatch, list[int]]:
     """As `few.commit_few`, by column."""
     rows, columns = flight.rows, state.columns
     seats: Sequence[Seat] = rows.decode.seats
@@ -256,7 +255,8 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
 
     With `apart` each of the others is a suspect from now on, and runs alone (fsm/planner.py) until it is cleared.
     """
-    error = event.error if isinstance(event.error, Mapping) else {"text": event.error}
+    told: Any = event.error
+    error: Mapping[str, Any] = told if isinstance(told, Mapping) else {"text": told}
     flight = state.in_flight[0]
     gone = set(flight.ended)
     seats, ends = _seats(flight), _ends(flight)
@@ -269,7 +269,7 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
     culprits = {index for index in rows if isinstance(index, int) and 0 <= index < len(seats)}
     if not error.get("retry", False) and not culprits:
         culprits = set(range(len(seats)))
-    told = {"code": "failed", "text": str(error.get("text", "the step failed"))}
+    failed = {"code": "failed", "text": str(error.get("text", "the step failed"))}
     alone, apart = sum(seat.slot not in gone for seat in seats) == 1, error.get("apart", False)
     for index, seat in enumerate(seats):
         if seat.slot in gone:
@@ -277,7 +277,7 @@ def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
         request = seat.request
         request.failures += alone
         if index in culprits or request.failures >= MAX_LONE_FAILURES:
-            end_with_output(state, request, FinishReason.ERROR, outputs, told)
+            end_with_output(state, request, FinishReason.ERROR, outputs, failed)
         else:
             advance(request, Trigger.RETRY)
             if apart:

@@ -9,7 +9,7 @@ from leftfold.fsm.lifecycle import FINISHED
 from leftfold.fsm.line import Line
 from leftfold.fsm.policy import fcfs
 from leftfold.fsm.queue import SortedQueue
-from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.request import SEAT_FIELDS, Request, Seat
 from leftfold.fsm.rows import RowSet, StepRows
 
 if TYPE_CHECKING:
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
 def copy(state: State) -> State:
     """An independent state with equal digest and equal future."""
     return _Copier().state(state)
+
+
+SCALARS = (
+    "gate", "drain_mode", "gate_seq", "frozen", "version", "executor_present", "incarnation", "generation", "root",
+    "next_step", "next_arrival", "next_order", "next_op", "chain", "voids", "closing_at", "policy",
+)  # fmt: skip
+"""What of a state is a number, a text or frozen; all else but its `config` is mutable."""
 
 
 class _Copier:
@@ -41,8 +48,8 @@ class _Copier:
 
     def seat(self, seat: Seat) -> Seat:
         if seat not in self.seats:
-            twin = self.seats[seat] = object.__new__(Seat)
-            for name in Seat.__slots__:
+            twin = self.seats[seat] = Seat(seat.request, seat.slot, seat.order, seat.pages, seat.start)
+            for name in SEAT_FIELDS:
                 setattr(twin, name, getattr(seat, name))
             twin.pages = seat.pages.copy()
             twin.request = self.request(seat.request)
@@ -72,8 +79,9 @@ class _Copier:
         return type(step)(step.step, step.digest, self.step_rows(step.rows), step.ops, step.ended.copy())
 
     def state(self, state: State) -> State:
-        twin = object.__new__(type(state))
-        twin.__dict__.update(state.__dict__)  # scalars and frozen values; everything mutable follows
+        twin = type(state)(state.config, state.pool.copy(), state.columns.copy())
+        for name in SCALARS:
+            setattr(twin, name, getattr(state, name))
         twin.requests = {rid: self.request(request) for rid, request in state.requests.items()}
         twin.live = {key: self.request(request) for key, request in state.live.items()}
         twin.by_rid = {rid: [self.request(one) for one in requests] for rid, requests in state.by_rid.items()}
@@ -81,14 +89,12 @@ class _Copier:
         twin.waiting = self.line(state)
         twin.tenants = state.tenants.copy()
         twin.deadlines = self.queue(state.deadlines)
-        twin.pool = state.pool.copy()
-        twin.columns = state.columns.copy()
         twin.free_slots = state.free_slots.copy()
         twin.by_slot = [None if seat is None else self.seat(seat) for seat in state.by_slot]
         twin.decoding = self.rows(state.decoding)
         twin.prefilling = {slot: self.seat(seat) for slot, seat in state.prefilling.items()}
         twin.at_edge = state.at_edge.copy()
-        twin.resting = state.resting.copy()
+        twin.resting = {slot: self.seat(seat) for slot, seat in state.resting.items()}
         twin.stopping = [self.seat(seat) for seat in state.stopping]
         twin.suspects = state.suspects.copy()
         twin.left = state.left.copy()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from leftfold.fsm.effects import TokenBatch
+from leftfold.fsm.request import Seat
 from leftfold.fsm.rows import RowSet
 from leftfold.fsm.state import InFlight, State
 
@@ -10,21 +11,26 @@ FEW = 32
 """Up to so many rows. The result is the same: the fuzzer runs both ways."""
 
 
-def plan_few(state: State, decode: RowSet) -> tuple[list[int], list[int] | None]:
-    """Plan each row on by a token, and note those that cannot simply be planned on again.
+def plan_few(state: State, decode: RowSet) -> tuple[list[int], list[int] | None, list[Seat]]:
+    """Plan each row on by a token, and note those that need a page to be planned on again.
 
-    The position behind that token, and the input token (None for all if an earlier step brings them).
+    The position behind that token, the input token (None for all if an earlier step brings them), and the rows that are
+    planned up to their limit.
     """
     cells, seats = state.columns.cells, decode.seats
     planned, runway, last = cells.planned, cells.runway, cells.last
     ends: list[int] = []
+    through: list[Seat] = []
     for seat in seats:
         slot = seat.slot
         planned[slot] = end = planned[slot] + 1
         ends.append(end)
         if end >= runway[slot]:
-            (state.resting if end >= seat.last else state.at_edge).append(slot)
-    return ends, None if state.in_flight else [last[seat.slot] for seat in seats]
+            if end >= seat.last:
+                through.append(seat)
+            else:
+                state.at_edge.append(slot)
+    return ends, None if state.in_flight else [last[seat.slot] for seat in seats], through
 
 
 def commit_few(state: State, flight: InFlight, ends: list[int], tokens: list[int]) -> tuple[TokenBatch, list[int]]:

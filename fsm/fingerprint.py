@@ -28,6 +28,7 @@ def digest(state: State) -> str:
 def _record(state: State) -> list[Any]:
     columns, running = state.columns, state.running()
     slots = np.array([seat.slot for seat in running], np.int64)
+    decoding = np.array([seat.slot for seat in running if seat.slot not in state.prefilling], np.int64)
     return [
         state.config.as_dict(),
         [state.gate.value, state.executor_present, state.incarnation, state.generation],
@@ -40,10 +41,10 @@ def _record(state: State) -> list[Any]:
         [[request.arrival for request in state.waiting], state.waiting.overtakers],
         [list(state.tenants.served.items()), list(state.tenants.live.items())],
         [[*key, request.arrival] for key, request in state.deadlines.items()],
-        [list(state.prefilling), state.decoding.slots, state.at_edge, state.resting, state.free_slots, state.left],
+        [list(state.prefilling), decoding, state.at_edge, list(state.resting), state.free_slots, state.left],
         [_seat(seat) for seat in (*running, *state.stopping)],
         columns.computed[slots],
-        columns.last[state.decoding.slots],
+        columns.last[decoding],
         [list(state.pool.free), list(state.pool.cached), state.pool.refs],
         [key.hex() if key else None for key in state.pool.keys],
         [_step(step) for step in state.in_flight],

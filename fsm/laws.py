@@ -13,7 +13,7 @@ from leftfold.fsm.effects import FinishReason, Outputs
 from leftfold.fsm.ending import drop_queue_deadline, end_with_output
 from leftfold.fsm.lifecycle import JOIN, Trigger, advance
 from leftfold.fsm.prefix import extend_keys
-from leftfold.fsm.request import NO_TOKENS
+from leftfold.fsm.request import NO_TOKENS, Seat
 from leftfold.fsm.rows import ChunkRow, RowSet, StepRows
 from leftfold.fsm.seating import dequeue, planned_through, put_back, take_seat
 from leftfold.fsm.state import InFlight, State
@@ -117,28 +117,36 @@ def _launch(state: State, plan: Plan, joined: list[Joined]) -> ExecutionPlan:
 
 def _plan_on(state: State, decode: RowSet, chunks: Sequence[ChunkRow]) -> StepRows:
     """Plan every row on by what this step computes; note those that cannot simply be planned on again."""
-    ends, inputs = (few.plan_few if len(decode.seats) <= few.FEW else _plan_many)(state, decode)
-    if chunks:
-        planned_through(state, [chunk.seat for chunk in chunks if chunk.samples])
+    ends, inputs, through = (few.plan_few if len(decode.seats) <= few.FEW else _plan_many)(state, decode)
+    if through or chunks:
+        planned_through(state, through, [chunk.seat for chunk in chunks if chunk.samples])
     return StepRows(decode, ends, inputs, chunks, state.config.page_size)
 
 
-def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray | None]:
+def _plan_many(state: State, decode: RowSet) -> tuple[IntArray, IntArray | None, list[Seat]]:
     """As `few.plan_few`, by column."""
     columns, slots = state.columns, decode.slots
     inputs = None if state.in_flight else columns.last[slots]
     planned = columns.planned[slots] + ONE
     columns.planned[slots] = planned
+    through: list[Seat] = []
     for index in (planned >= columns.runway[slots]).nonzero()[0].tolist():
         seat = decode.seats[index]
-        (state.resting if planned.item(index) >= seat.last else state.at_edge).append(seat.slot)
-    return planned, inputs
+        if planned.item(index) >= seat.last:
+            through.append(seat)
+        else:
+            state.at_edge.append(seat.slot)
+    return planned, inputs, through
 
 
 def _decode_rows(state: State, plan: Plan) -> RowSet:
     """Rows that decode one token: all that have their prompt planned, but those that the plan leaves out."""
-    by_slot, prefilling, rows = state.by_slot, state.prefilling, state.decoding
-    left_out = [by_slot[slot] for slot, length, _ in plan.chunks if not length and slot not in prefilling]
+    by_slot, prefilling, resting, rows = state.by_slot, state.prefilling, state.resting, state.decoding
+    left_out = [
+        by_slot[slot]
+        for slot, length, _ in plan.chunks
+        if not length and slot not in prefilling and slot not in resting
+    ]
     return rows.without(rows.indices(left_out)) if left_out else rows
 
 

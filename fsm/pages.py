@@ -161,8 +161,7 @@ class PagePool:
 
     def copy(self) -> PagePool:
         """An independent copy."""
-        other = object.__new__(PagePool)
-        other.page_size = self.page_size
+        other = PagePool(0, self.page_size)
         other._mirror(self._buffer.copy())
         other.published_ever = self.published_ever
         other.refs = self.refs.copy()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from leftfold.events.plan import Chunk, Control, Grow, Plan
+from leftfold.events.plan import Control, Grow, Plan
 from leftfold.fsm.admitting import admit, eligible
 from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.draft import next_pages
@@ -16,7 +16,7 @@ from leftfold.fsm.gate import STOPPED, rows_pass
 from leftfold.fsm.reasons import Reason
 from leftfold.fsm.request import Request
 from leftfold.fsm.room import grow, make_way
-from leftfold.fsm.sketch import Sketch, deadline_ends, evictions
+from leftfold.fsm.sketch import Sketch, deadline_ends, evictions, idle
 from leftfold.fsm.state import State
 
 
@@ -40,7 +40,7 @@ def decide(state: State, t: int, trace: list[Reason] | None = None) -> Plan | No
         return _control_alone(state, overdue, control)
     if not passing:
         return Plan(ends=deadline_ends(overdue)) if overdue else None
-    busy = overdue or state.suspects or state.waiting.keys or state.prefilling or state.resting or control is not None
+    busy = overdue or state.suspects or state.waiting.keys or state.prefilling or control is not None
     if busy or (state.at_edge and len(state.at_edge) > state.pool.usable):
         return (_apart if state.suspects else _plan)(Sketch(state, overdue, control, trace))
     return _same_rows(state) if state.decoding.seats else None
@@ -52,11 +52,11 @@ def _plan(sketch: Sketch) -> Plan | None:
     if state.policy.preempts and state.waiting.keys and not state.suspects:
         make_way(sketch)
     enough = grow(sketch) if state.at_edge else True
-    sketch.chunks = [Chunk(slot, 0, False) for slot in sketch.left_out]
+    sketch.chunks = idle([*sketch.resting, *sketch.left_out])
     sketch.budget = sketch.config.max_batch_tokens - len(sketch.decoding) + len(sketch.left_out)
     for seat in sketch.prefilling:
         if seat in sketch.held_back:
-            sketch.chunks.append(Chunk(seat.slot, 0, False))
+            sketch.chunks += idle((seat.slot,))
         else:
             sketch.chunk(seat.slot, state.columns.cells.planned[seat.slot], seat.target)
     if state.waiting.keys and enough:
@@ -114,16 +114,17 @@ def _control_alone(state: State, overdue: Sequence[Request], control: Control) -
     return Plan(
         step=state.next_step,
         preempt=[seat.slot for seat in rows] if gone else (),
-        chunks=() if gone else [Chunk(seat.slot, 0, False) for seat in rows],
+        chunks=() if gone else idle([seat.slot for seat in rows]),
         ops=(control,),
         ends=deadline_ends(overdue),
     )
 
 
 def _same_rows(state: State) -> Plan:
-    """One more token for every row; a page for those that need one."""
-    needing = state.at_edge
+    """One more token for every row that has not come to rest; a page for those that need one."""
+    needing, resting = state.at_edge, idle(state.resting) if state.resting else ()
     if not needing:
-        return Plan(step=state.next_step)
+        return Plan(step=state.next_step, chunks=resting)
     pages, evicted = next_pages(state.pool, len(needing))
-    return Plan(step=state.next_step, grow=(Grow(needing.copy(), pages),), evict=evictions(evicted))
+    grown = (Grow(needing.copy(), pages),)
+    return Plan(step=state.next_step, chunks=resting, grow=grown, evict=evictions(evicted))

@@ -24,6 +24,15 @@ def _stops(ids: tuple[int, ...]) -> tuple[frozenset[int], tuple[int, ...]]:
 NEVER_LOOKED = ((-1, -1, -1), 0)
 NO_TOKENS: TokenArray = np.empty(0, np.int32)
 
+SEAT_FIELDS = (
+    "edge", "final", "last", "order", "pages", "parent", "publishes", "request", "slot", "start", "stops", "target",
+)  # fmt: skip
+REQUEST_FIELDS = (
+    "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "key", "keys", "leader", "limit", "looked",
+    "params", "phase", "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank",
+    "reads_cache", "rid", "root", "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
+)  # fmt: skip
+
 
 class Seat:
     """One stay of a request in a slot. `pages` only grows, so a view of a plan may hold it for ever.
@@ -36,9 +45,7 @@ class Seat:
     too large to be watched).
     """
 
-    __slots__ = (
-        "edge", "final", "last", "order", "pages", "parent", "publishes", "request", "slot", "start", "stops", "target",
-    )  # fmt: skip
+    __slots__ = SEAT_FIELDS
 
     def __init__(self, request: Request, slot: int, order: int, pages: list[int], start: int) -> None:
         self.request = request
@@ -68,11 +75,7 @@ class Request:
     cached pages were counted from last, and how many they were.
     """
 
-    __slots__ = (
-        "arrival", "cached", "choice", "deadline_at", "epoch", "failures", "key", "keys", "leader", "limit", "looked",
-        "params", "phase", "preemptions", "priority", "prompt_len", "publishes", "queue_deadline_at", "rank",
-        "reads_cache", "rid", "root", "salt", "seat", "seen", "stops", "tenant", "tokens", "want", "watched", "wishes",
-    )  # fmt: skip
+    __slots__ = REQUEST_FIELDS
 
     phase: Phase | None
 
@@ -116,8 +119,8 @@ class Request:
 
     def copy(self) -> Request:
         """A copy without its seat."""
-        other = object.__new__(Request)
-        for name in Request.__slots__:
+        other = Request(self.rid, self.epoch, self.choice, self.arrival, self.tokens, self.params)
+        for name in REQUEST_FIELDS:
             setattr(other, name, getattr(self, name))
         other.keys = self.keys.copy()
         other.seat = None

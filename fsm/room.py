@@ -73,7 +73,7 @@ def make_way(sketch: Sketch) -> None:
     head = next(eligible(sketch), None)
     if head is None:
         return
-    classes = [seat.request.rank[0] for seat in sketch.prefilling]
+    classes = [seat.request.rank[0] for seat in (*sketch.prefilling, *sketch.resting.values())]
     if max([sketch.decoding.last_class(least=head.rank[0]), *classes]) <= head.rank[0]:
         return
     if _fits(sketch, head, sketch.draft, ()):

@@ -50,20 +50,17 @@ class RowSet:
             self._last_class = max([seat.request.rank[0] for seat in self.seats])
         return self._last_class
 
-    def without(self, indices: Sequence[int]) -> RowSet:
-        """The set less the rows at `indices` (ascending)."""
+    def without(self, indices: Sequence[int], joined: Sequence[Seat] = ()) -> RowSet:
+        """The set less the rows at `indices` (ascending), with `joined` (ascending by `order`) put in their places."""
         seats, slots = self.seats.copy(), bytearray(self.slots.data)
         for index in reversed(indices):
             del seats[index], slots[index * _SIZE : (index + 1) * _SIZE]
+        if joined:
+            if seats and joined[0].order < seats[-1].order:
+                return RowSet.of(sorted((*seats, *joined), key=_order))
+            seats += joined
+            slots += np.array([seat.slot for seat in joined], np.int64).data
         return RowSet(seats, np.frombuffer(slots, np.int64))
-
-    def including(self, joined: list[Seat]) -> RowSet:
-        """The set with `joined` (ascending by `order`) put where their order belongs."""
-        if self.seats and joined[0].order < self.seats[-1].order:
-            return RowSet.of(sorted((*self.seats, *joined), key=_order))
-        slots = bytearray(self.slots.data)
-        slots += np.array([seat.slot for seat in joined], np.int64).data
-        return RowSet(self.seats + joined, np.frombuffer(slots, np.int64))
 
     def find(self, seat: Seat) -> int:
         """Where `seat` stands, -1 if it does not."""

@@ -10,7 +10,7 @@ import numpy as np
 from leftfold.events.plan import TokenArray
 from leftfold.fsm.prefix import extend_keys
 from leftfold.fsm.request import Request, Seat
-from leftfold.fsm.rows import EMPTY
+from leftfold.fsm.rows import EMPTY, RowSet
 from leftfold.fsm.state import State
 
 _order = attrgetter("order")
@@ -43,48 +43,56 @@ def leave_rows(state: State, seats: Sequence[Seat]) -> None:
     indices: list[int] = []
     for seat in seats:
         slot = seat.slot
-        if state.prefilling.pop(slot, None) is None:
+        if state.prefilling.pop(slot, None) is None and state.resting.pop(slot, None) is None:
             index = rows.find(seat)
             assert index >= 0, f"slot {slot} holds no row"
             indices.append(index)
             if cells.planned[slot] >= cells.runway[slot]:
-                (state.at_edge if slot in state.at_edge else state.resting).remove(slot)
+                state.at_edge.remove(slot)
     if indices:
         indices.sort()
         state.decoding = rows.without(indices)
 
 
-def planned_through(state: State, seats: list[Seat]) -> None:
-    """The last chunk of these rows is planned: from now on they are planned to decode."""
-    if len(seats) > 1:
-        seats.sort(key=_order)
-    for seat in seats:
+def planned_through(state: State, decoded: Sequence[Seat], prefilled: list[Seat]) -> None:
+    """Rows that are planned up to their limit (`decoded`) rest from now on; those whose last chunk is planned
+    (`prefilled`) are planned to decode, if that is not their limit.
+    """
+    resting, joined = state.resting, []
+    for seat in decoded:
+        resting[seat.slot] = seat
+    if len(prefilled) > 1:
+        prefilled.sort(key=_order)
+    for seat in prefilled:
         del state.prefilling[seat.slot]
-        note_runway(state, seat, seat.target)
-    if seats:
-        state.decoding = state.decoding.including(seats)
+        if seat.target >= seat.last:
+            resting[seat.slot] = seat
+        else:
+            joined.append(seat)
+            note_edge(state, seat, seat.target)
+    rows = state.decoding
+    if decoded or joined:
+        state.decoding = rows.without([rows.find(seat) for seat in decoded], joined)
 
 
-def note_runway(state: State, seat: Seat, planned: int) -> None:
-    """Note a row that cannot simply be planned on: it is planned up to its limit, or needs a page first."""
-    if planned >= seat.last:
-        state.resting.append(seat.slot)
-    elif planned >= len(seat.pages) * state.config.page_size:
+def note_edge(state: State, seat: Seat, planned: int) -> None:
+    """Note a row that needs a page to be planned on."""
+    if planned >= len(seat.pages) * state.config.page_size:
         state.at_edge.append(seat.slot)
 
 
 def rewind(state: State) -> None:
     """What was in flight is void: rows are planned from what is committed."""
     cells, running = state.columns.cells, state.running()
-    state.at_edge, state.resting, state.prefilling, decoding = [], [], {}, []
+    state.at_edge, state.resting, state.prefilling, decoding = [], {}, {}, []
     for seat in running:
         cells.planned[seat.slot] = computed = cells.computed[seat.slot]
         if computed < seat.target:
             state.prefilling[seat.slot] = seat
         else:
             decoding.append(seat)
-            note_runway(state, seat, computed)
-    state.decoding = EMPTY.including(decoding) if decoding else EMPTY
+            note_edge(state, seat, computed)
+    state.decoding = RowSet.of(decoding) if decoding else EMPTY
 
 
 def release(state: State, seat: Seat) -> None:

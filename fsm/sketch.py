@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from leftfold.events.plan import Chunk, Control, End, Evict, Grow, Join, Plan
 from leftfold.fsm.draft import Draft
@@ -25,10 +25,16 @@ def evictions(pages: Sequence[int]) -> Sequence[Evict]:
     return (Evict("device", 0, pages),) if pages else ()
 
 
+def idle(slots: Iterable[int]) -> list[Chunk]:
+    """Rows that compute nothing in a plan."""
+    return [Chunk(slot, 0, False) for slot in slots]
+
+
 class Sketch:
-    """`decoding`, `prefilling`: the rows of this plan. `gone`: slots that leave with it. `left_out`: decode rows that
-    compute nothing in it, `held_back`: chunk rows likewise. `budget`: tokens that may still be computed. `joining`:
-    who may join (None: whoever waits). `trace`: where reasons go, if anybody asks.
+    """`decoding`, `prefilling`: the rows of this plan, `resting`: slots of those that are planned up to their limit.
+    `gone`: slots that leave with it. `left_out`: other decode rows that compute nothing in it, `held_back`: chunk rows
+    likewise. `budget`: tokens that may still be computed. `joining`: who may join (None: whoever waits). `trace`: where
+    reasons go, if anybody asks.
     """
 
     def __init__(
@@ -45,7 +51,8 @@ class Sketch:
         self.free_slots = state.free_slots
         self.gone: list[int] = []
         self.victims: list[Seat] = []
-        self.left_out: list[int] = state.resting.copy()
+        self.resting: Mapping[int, Seat] = state.resting
+        self.left_out: list[int] = []
         self.held_back: list[Seat] = []
         self.grow: tuple[Grow, ...] = ()
         self.chunks: list[Chunk] = []
@@ -58,11 +65,12 @@ class Sketch:
     @property
     def rows(self) -> list[Seat]:
         """All rows, the worst ranked first."""
-        return sorted((*self.decoding.seats, *self.prefilling), key=lambda seat: seat.request.rank, reverse=True)
+        seats = (*self.decoding.seats, *self.resting.values(), *self.prefilling)
+        return sorted(seats, key=lambda seat: seat.request.rank, reverse=True)
 
     @property
     def row_count(self) -> int:
-        return len(self.decoding) + len(self.prefilling) + len(self.joins)
+        return len(self.decoding.seats) + len(self.resting) + len(self.prefilling) + len(self.joins)
 
     def leave(self, seats: Sequence[Seat]) -> None:
         """Plan as if these rows had left: what no step in flight names of them is to be had."""
@@ -73,6 +81,7 @@ class Sketch:
         if indices := self.decoding.indices(seats):
             self.decoding = self.decoding.without(indices)
         self.prefilling = [seat for seat in self.prefilling if seat not in seats]
+        self.resting = {slot: seat for slot, seat in self.resting.items() if slot not in self.gone}
         self.left_out = [slot for slot in self.left_out if slot not in self.gone]
         self.free_slots = [*self.free_slots, *(seat.slot for seat in landed)]
 
@@ -86,7 +95,7 @@ class Sketch:
         if seat in self.prefilling:
             if seat not in self.held_back:
                 self.held_back.append(seat)
-        elif seat.slot not in self.left_out:
+        elif seat.slot not in self.left_out and seat.slot not in self.resting:
             self.left_out.append(seat.slot)
 
     def chunk(self, slot: int, start: int, target: int) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,15 @@ _SCALARS = (
     "drain_mode", "gate_seq", "frozen", "version", "executor_present", "incarnation", "generation", "next_step",
     "next_arrival", "next_order", "next_op", "chain", "voids", "closing_at",
 )  # fmt: skip
-_LISTS = ("pause_calls", "asleep", "free_slots", "at_edge", "resting", "left", "closing_calls")
+_LISTS = ("pause_calls", "asleep", "free_slots", "at_edge", "left", "closing_calls")
 _MAPS = ("memo", "counts")
 _COLUMNS = ("computed", "planned", "limit", "runway", "base", "alarm", "last")
 _OF_REQUEST = (
     "rid", "epoch", "choice", "arrival", "prompt_len", "priority", "tenant", "limit", "deadline_at",
     "queue_deadline_at", "reads_cache", "publishes", "salt", "want", "cached", "preemptions", "failures",
 )  # fmt: skip
-_OF_SEAT = ("slot", "order", "pages", "start", "target", "last", "publishes", "edge", "final")
+_HELD = itemgetter("request", "slot", "order", "pages", "start")
+_OF_SEAT = ("slot", "order", "start", "target", "last", "publishes", "edge", "final")
 
 
 def encode(state: State) -> dict[str, Any]:
@@ -117,7 +119,8 @@ class _Encoder:
             "working": [*state.tenants.live.items()],
             "deadlines": [[[*key], self.request(request)] for key, request in state.deadlines.items()],
             "by_slot": [[slot, self.seat(seat)] for slot, seat in enumerate(state.by_slot) if seat is not None],
-            "decoding": self.seats(state.decoding.seats),
+            "decoding": self.seats([seat for seat in state.running() if seat.slot not in state.prefilling]),
+            "resting": [*state.resting],
             "prefilling": [[slot, self.seat(seat)] for slot, seat in state.prefilling.items()],
             "stopping": self.seats(state.stopping),
             "suspects": [[*key, end] for key, end in state.suspects.items()],
@@ -146,7 +149,7 @@ class _Encoder:
 
     def seat_fields(self, seat: Seat) -> dict[str, Any]:
         fields = {name: getattr(seat, name) for name in _OF_SEAT}
-        return {**fields, "parent": _hex(seat.parent), "request": self.request(seat.request)}
+        return {**fields, "pages": seat.pages, "parent": _hex(seat.parent), "request": self.request(seat.request)}
 
     def in_flight(self, step: InFlight) -> dict[str, Any]:
         rows = step.rows
@@ -178,12 +181,15 @@ def _pool(pool: PagePool) -> dict[str, Any]:
 
 
 class _Decoder:
-    """Makes all requests and seats first, empty, then fills them: they name each other."""
+    """Makes all requests, then all seats, then fills them: they name each other."""
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self._raw = raw
-        self._requests = [object.__new__(Request) for _ in raw["requests"]]
-        self._seats = [object.__new__(Seat) for _ in raw["seats"]]
+        self._requests = [_request(fields) for fields in raw["requests"]]
+        self._seats = [
+            Seat(self._requests[request], slot, order, [*pages], start)
+            for request, slot, order, pages, start in map(_HELD, raw["seats"])
+        ]
 
     def request(self, at: int | None) -> Request | None:
         return None if at is None else self._requests[at]
@@ -243,16 +249,14 @@ class _Decoder:
         state.free_slots = [*raw["free_slots"]]
         for slot, at in raw["by_slot"]:
             state.by_slot[slot] = self._seats[at]
-        state.decoding = self.rows(raw["decoding"])
+        rows = {seat.slot: seat for seat in self.seats(raw["decoding"])}
+        state.resting = {slot: rows[slot] for slot in raw["resting"]}
+        state.decoding = RowSet.of([seat for slot, seat in rows.items() if slot not in state.resting])
         state.prefilling = {slot: self._seats[at] for slot, at in raw["prefilling"]}
         state.stopping = self.seats(raw["stopping"])
         state.in_flight = deque([self.in_flight(step, state.config.page_size) for step in raw["in_flight"]])
 
     def fill_request(self, request: Request, raw: Mapping[str, Any]) -> None:
-        params = decode_params(raw["params"])
-        request.__init__(  # type: ignore[misc]
-            raw["rid"], raw["epoch"], raw["choice"], raw["arrival"], np.asarray(raw["tokens"], np.int32), params
-        )
         for name in _OF_REQUEST:
             setattr(request, name, raw[name])
         request.phase = None if raw["phase"] is None else Phase[raw["phase"]]
@@ -268,10 +272,7 @@ class _Decoder:
     def fill_seat(self, seat: Seat, raw: Mapping[str, Any]) -> None:
         for name in _OF_SEAT:
             setattr(seat, name, raw[name])
-        seat.pages = [*raw["pages"]]
         seat.parent = _key(raw["parent"])
-        seat.request = self._requests[raw["request"]]
-        seat.stops = seat.request.stops
 
     def in_flight(self, raw: Mapping[str, Any], page_size: int) -> InFlight:
         chunks = [
@@ -282,6 +283,12 @@ class _Decoder:
         starts = np.asarray(raw["starts"], np.int64)
         rows = StepRows(self.rows(raw["decode"]), starts + ONE, inputs, chunks, page_size)
         return InFlight(raw["step"], raw["digest"], rows, [*raw["ops"]], [*raw["ended"]])
+
+
+def _request(fields: Mapping[str, Any]) -> Request:
+    """One that has its tokens and parameters."""
+    tokens, params = np.asarray(fields["tokens"], np.int32), decode_params(fields["params"])
+    return Request(fields["rid"], fields["epoch"], fields["choice"], fields["arrival"], tokens, params)
 
 
 def _finished(fields: Sequence[Any]) -> Request:

@@ -62,10 +62,11 @@ class State:
 
     `requests[rid]` is the newest request of that id (its first choice), finished ones included for a while; `live`
     holds those without a terminal output by (rid, epoch, choice), `by_rid` the same by id, in the order they came.
-    `prefilling` (by slot) are the rows with prompt left to plan, `decoding` the other rows, both in join order. Of the
-    latter, `at_edge` are the slots that need a page to be planned on, and `resting` those that are planned up to their
-    limit. `stopping`: seats that ended while a step in flight names them. `left`: slots that left the rows since the
-    last plan. `voids`: failed steps since the executor's start.
+    `prefilling` (by slot) are the rows with prompt left to plan, `decoding` those that are planned on by one token
+    each, both in join order; `resting` (by slot, in the order they came there) those that are planned up to their
+    limit. `at_edge`: slots of `decoding` that need a page to be planned on. `stopping`: seats that ended while a step
+    in flight names them. `left`: slots that left the rows since the last plan. `voids`: failed steps since the
+    executor's start.
 
     `suspects`: live requests that may be what made steps fail, and the positions they have to get past to be cleared.
 
@@ -73,7 +74,7 @@ class State:
     `controls`: control calls in log order; `asleep`: some of weights, kv; `version`: of the weights.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, pool: PagePool | None = None, columns: Columns | None = None) -> None:
         self.config = config
         self.policy: Policy = POLICIES[config.policy]
         self.gate = RUNNING
@@ -95,14 +96,14 @@ class State:
         self.waiting = Line(self.policy.rank is not fcfs)
         self.tenants = Tenants()
         self.deadlines = SortedQueue()
-        self.pool = PagePool(config.num_pages, config.page_size)
-        self.columns = Columns(config.slots)
+        self.pool = PagePool(config.num_pages, config.page_size) if pool is None else pool
+        self.columns = Columns(config.slots) if columns is None else columns
         self.free_slots = list(range(config.slots - 1, -1, -1))
         self.by_slot: list[Seat | None] = [None] * config.slots
         self.decoding: RowSet = EMPTY
         self.prefilling: dict[int, Seat] = {}
         self.at_edge: list[int] = []
-        self.resting: list[int] = []
+        self.resting: dict[int, Seat] = {}
         self.stopping: list[Seat] = []
         self.suspects: dict[tuple[str, int, int], int] = {}
         self.left: list[int] = []
@@ -124,9 +125,15 @@ class State:
 
     def running(self) -> list[Seat]:
         """Seats of all rows, in the order they joined."""
-        if not self.prefilling:
+        if not self.prefilling and not self.resting:
             return self.decoding.seats
-        return sorted((*self.decoding.seats, *self.prefilling.values()), key=lambda seat: seat.order)
+        rows = (*self.decoding.seats, *self.resting.values(), *self.prefilling.values())
+        return sorted(rows, key=lambda seat: seat.order)
+
+    @property
+    def row_count(self) -> int:
+        """How many rows there are."""
+        return len(self.decoding.seats) + len(self.resting) + len(self.prefilling)
 
     def known(self, request: Request) -> int:
         """Tokens a request has: its prompt and what was committed."""
@@ -212,7 +219,7 @@ class State:
             "asleep": " ".join(self.asleep),
             "version": self.version,
             "executor_present": self.executor_present,
-            "running": len(self.decoding) + len(self.prefilling),
+            "running": self.row_count,
             "waiting": len(self.waiting),
             "stopping": len(self.stopping),
             "live": len(self.live),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from leftfold.events.codec import same
 from leftfold.events.plan import Plan, as_list
 from leftfold.fsm.controls import gives_back_rows, operation
@@ -23,8 +26,9 @@ MAX_INT = (1 << 62) - 1
 def refuse_invalid(state: State, plan: Plan) -> None:
     """Raises `PlanRefused`, which names field and value; the state is unchanged."""
     leaving = _ending(state, plan) if plan.ends else []
-    if plan.memo is not None and not all(type(value) is int and abs(value) <= MAX_INT for value in plan.memo.values()):
-        raise PlanRefused(f"memo: {dict(plan.memo)} holds other than 64-bit integers")
+    memo: Mapping[str, Any] | None = plan.memo
+    if memo is not None and not all(type(value) is int and abs(value) <= MAX_INT for value in memo.values()):
+        raise PlanRefused(f"memo: {dict(memo)} holds other than 64-bit integers")
     if plan.step is None:
         if plan.join or plan.preempt or plan.chunks or plan.grow or plan.evict or plan.ops:
             raise PlanRefused("step is missing in a plan that has rows or pages")
@@ -173,9 +177,10 @@ def _check_pages_one_by_one(
     state: State, granted: list[int], evicted: list[int], found: list[int], leaving: list[Seat]
 ) -> None:
     pool = state.pool
-    for page in (*granted, *evicted, *found):
-        if type(page) is not int or not 0 <= page < len(pool):
-            raise PlanRefused(f"page {page!r} does not exist")
+    named: list[Any] = [*granted, *evicted, *found]
+    for one in named:
+        if type(one) is not int or not 0 <= one < len(pool):
+            raise PlanRefused(f"page {one!r} does not exist")
     if repeated := _twice(granted) or _twice(evicted):
         raise PlanRefused(f"pages {repeated} are granted or evicted twice")
     freed: dict[int, int] = {}
@@ -245,20 +250,18 @@ def _decodes(state: State, slot: int) -> bool:
 
 def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
     """Rows that decode have room for their next token; limits of rows and tokens hold."""
-    needing, decoding, chunks = state.at_edge, len(state.decoding.seats), plan.chunks
+    needing, resting, decoding, chunks = state.at_edge, state.resting, len(state.decoding.seats), plan.chunks
     idle = [slot for slot, length, _ in chunks if not length] if chunks else []
-    if not leaving and idle == state.resting:  # only those that rest are left out, if any
-        decoding -= len(idle)
-    else:
+    if leaving or idle != [*resting]:  # more than those that rest are left out
         left = [seat.slot for seat in leaving]
         known = {*state.prefilling, *[row.slot for row in plan.join]}
         left_out = [slot for slot in idle if slot not in known]
         away = {*left, *left_out}
         if not away.isdisjoint(needing):
             needing = [slot for slot in needing if slot not in away]
-        decoding -= len(left_out) + len([slot for slot in left if slot not in state.prefilling])
-        if state.resting and not away.issuperset(state.resting):
-            raise PlanRefused(f"chunks: slots {state.resting} are planned up to their limits and not left out")
+        decoding -= len([slot for slot in (*left_out, *left) if slot not in state.prefilling and slot not in resting])
+        if resting and not away.issuperset(resting):
+            raise PlanRefused(f"chunks: slots {[*resting]} are planned up to their limits and not left out")
     grown: list[int] = []
     for slots, pages in plan.grow:  # of which there is at most one
         grown = as_list(slots)

@@ -153,7 +153,7 @@ class _Tracer:
         now = {
             "pages": {"held": pool.held, "cached": len(pool.cached), "free": len(pool.free)},
             "requests": {"waiting": len(state.waiting), "stopping": len(state.stopping)},
-            "rows": {"decoding": len(state.decoding), "prefilling": len(state.prefilling)},
+            "rows": {"decoding": state.row_count - len(state.prefilling), "prefilling": len(state.prefilling)},
             "steps in flight": {"steps": len(state.in_flight)},
             "log": {"bytes": self.bytes},
         }

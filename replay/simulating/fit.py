@@ -103,7 +103,7 @@ def samples_of(records: Iterable[Record]) -> list[Sample]:
 
 
 def _works(state: State) -> bool:
-    return bool(len(state.decoding) or state.prefilling or len(state.waiting))
+    return bool(state.row_count or len(state.waiting))
 
 
 def fit(samples: Sequence[Sample], source: str) -> CostModel:

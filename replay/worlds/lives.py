@@ -115,7 +115,7 @@ class Lives:
             self._settle(touched, seq, state)
         running = self._counts[PREFILL] + self._counts[DECODE]
         waiting = self._counts[WAITING] + self._counts[PREEMPTED]
-        if running != len(state.decoding) + len(state.prefilling) or waiting != len(state.waiting):
+        if running != state.row_count or waiting != len(state.waiting):
             self._settle(self.living.copy(), seq, state)
 
     def _preempted(self, slot: int, seq: int, touched: dict[Key, None]) -> None:

@@ -63,7 +63,7 @@ class Overview:
         pool, counts = state.pool, state.counts
         usable, cached = len(pool.free) + len(pool.cached), len(pool.cached)
         values = (
-            len(state.waiting), len(state.decoding) + len(state.prefilling), len(pool.refs) - usable, cached, tokens,
+            len(state.waiting), state.row_count, len(pool.refs) - usable, cached, tokens,
             prefill, took, counts["preemptions"], counts["prefix_queries"], counts["prefix_hits"],
         )  # fmt: skip
         for column, value in zip(self.figures.values(), values, strict=True):

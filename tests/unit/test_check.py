@@ -219,7 +219,7 @@ def seat_of_one_who_is_stopping(state: State) -> None:
 
 
 def rests_without_a_limit(state: State) -> None:
-    state.resting.append(seat(state, "a").slot)
+    state.resting[seat(state, "a").slot] = seat(state, "a")
 
 
 def queued_tokens_off(state: State) -> None:

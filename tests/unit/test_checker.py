@@ -15,6 +15,7 @@ from leftfold.fsm.check import Checker
 from leftfold.fsm.lifecycle import Phase
 from leftfold.fsm.request import Seat
 from leftfold.fsm.rows import RowSet
+from leftfold.replay.fuzzing import World
 from tests.unit.test_check import CONFIG, busy
 
 Spoil = Callable[[], object]
@@ -39,8 +40,19 @@ def calm() -> State:
     return state
 
 
+def at_rest() -> State:
+    """Of two rows one is planned up to its limit, and computes the last but one of its positions."""
+    world = World(num_pages=8, page_size=4, max_running=2, max_batch_tokens=8, max_model_len=20, pipeline_depth=2)
+    world.admit("short", [1, 2, 3], 2)
+    world.admit("long", [4, 5], 9)
+    world.tick()
+    world.tick()
+    assert len(world.state.resting) == 1 and len(world.state.decoding.seats) == 1
+    return world.state
+
+
 def seats_of(state: State) -> list[Seat]:
-    return [*state.decoding.seats, *state.prefilling.values(), *state.stopping]
+    return [*state.decoding.seats, *state.resting.values(), *state.prefilling.values(), *state.stopping]
 
 
 def spoils(state: State) -> Iterator[tuple[str, Spoil]]:
@@ -64,7 +76,9 @@ def spoils(state: State) -> Iterator[tuple[str, Spoil]]:
         yield f"slot to nobody {number}", partial(state.by_slot.__setitem__, seat.slot, None)
         yield f"slot free {number}", partial(state.free_slots.append, seat.slot)
         yield f"waits at edge {number}", partial(state.at_edge.append, seat.slot)
-        yield f"rests {number}", partial(state.resting.append, seat.slot)
+        yield f"rests {number}", partial(state.resting.__setitem__, seat.slot, seat)
+        yield f"rests in another slot {number}", partial(state.resting.__setitem__, seat.slot + 1, seat)
+        yield f"does not rest {number}", partial(state.resting.pop, seat.slot, None)
         yield f"row more {number}", partial(decoding.append, seat)
         yield f"stops {number}", partial(state.stopping.append, seat)
         yield f"prefills {number}", partial(state.prefilling.__setitem__, seat.slot, seat)
@@ -106,7 +120,7 @@ def verdict(checker: Checker, state: State) -> str | None:
     return None
 
 
-@pytest.mark.parametrize("make", [busy, calm])
+@pytest.mark.parametrize("make", [busy, calm, at_rest])
 def test_what_became_wrong_is_found_as_if_seen_for_the_first_time(make: Callable[[], State]) -> None:
     names = [name for name, _ in spoils(make())]
     found = 0

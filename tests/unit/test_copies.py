@@ -116,6 +116,22 @@ def test_arrays_and_views_of_a_copy_are_its_own(state: State) -> None:
     assert twin.pool.raw[:4].tobytes() == np.int32(77).tobytes() != state.pool.raw[:4].tobytes()
 
 
+def test_a_copy_has_every_number_and_text_of_the_original() -> None:
+    state = busy()
+    plain = {name: value for name, value in vars(state).items() if isinstance(value, int | str | bytes)}
+    for name, value in plain.items():
+        setattr(state, name, _another(value))
+    twin = state.copy()
+    assert {name: getattr(twin, name) for name in plain} == {name: getattr(state, name) for name in plain}
+    assert twin.gate is state.gate and twin.policy is state.policy and twin.config is state.config
+
+
+def _another(value: Any) -> Any:
+    if isinstance(value, bool):
+        return not value
+    return value + {int: 7, str: "7", bytes: b"7"}[type(value)]
+
+
 @pytest.mark.parametrize("state", states(), ids=["busy", "fresh", "after some"])
 def test_a_copy_has_every_attribute_and_says_the_same(state: State) -> None:
     twin = state.copy()

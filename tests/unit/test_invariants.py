@@ -201,7 +201,7 @@ def test_the_cheap_part_names_what_is_wrong(spoil: Callable[[State], None], says
 def test_where_nobody_runs_nobody_needs_a_page() -> None:
     state = State(CONFIG)
     state.at_edge = [0]
-    with pytest.raises(InvariantViolation, match=r"nobody runs, but \[0\] and \[\] are noted"):
+    with pytest.raises(InvariantViolation, match=r"at the end of their pages are \[\], noted are \[0\]"):
         state.check(thorough=False)
 
 

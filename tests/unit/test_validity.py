@@ -319,7 +319,7 @@ def test_a_row_that_a_step_in_flight_names_is_not_preempted() -> None:
 def test_a_row_that_is_planned_up_to_its_limit_is_left_out() -> None:
     world = pipelined()
     world.tick()
-    assert world.state.resting == [0]
+    assert [*world.state.resting] == [0]
     refused(world, Plan(step=world.state.next_step), r"chunks: slots \[0\] are planned up to their limits")
     world.finish()
 
