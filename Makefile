@@ -24,12 +24,12 @@ NEED_PYTHON := import sys; \
 	"Say which one to use: make PYTHON=/path/to/python3.11")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-browser lint types contracts pytest coverage clean
+.PHONY: help setup compiled serve test test-browser lint types contracts pytest coverage clean
 
 help:
 	@sed -n '1s/^# //p' $(firstword $(MAKEFILE_LIST))
 
-setup: $(STAMP)
+setup: $(STAMP) compiled
 
 $(STAMP): pyproject.toml constraints.txt
 	@if [ -x $(BIN)/python ]; then $(BIN)/python -c '$(NEED_PYTHON)'; else \
@@ -38,18 +38,25 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,test]'
 	@touch $@
 
+# `fsm/` as machine code, kept in the user's cache; done at once where that is there. Without a compiler it stays as is.
+compiled: $(STAMP)
+	@$(BIN)/leftfold compile || echo "fsm/ stays interpreted, which is slower and no different" >&2
+
 serve: setup
 	$(BIN)/leftfold serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)
 
-test: lint types contracts pytest
+# What takes one processor each goes side by side.
+test: $(STAMP)
+	@$(MAKE) --no-print-directory -j2 lint types contracts compiled
+	@$(MAKE) --no-print-directory pytest
 
-lint: setup
+lint: $(STAMP)
 	$(BIN)/ruff check $(ROOMS)
 
-types: setup
+types: $(STAMP)
 	$(BIN)/mypy
 
-contracts: setup
+contracts: $(STAMP)
 	$(BIN)/lint-imports
 
 pytest: setup
@@ -63,7 +70,8 @@ test-browser: setup
 # What property tests and fixed fuzz runs reach of events/ and fsm/, what all tests without a server reach of replay/;
 # fails on a gap without a reason in tests/coverage-exceptions.toml. Takes some minutes.
 COVERED := build/coverage
-coverage: setup
+coverage: export LEFTFOLD_COMPILED := off
+coverage: $(STAMP)
 	rm -rf $(COVERED) && mkdir -p $(COVERED)
 	COVERAGE_FILE=$(COVERED)/properties $(BIN)/coverage run -m pytest tests/property \
 		--fuzz-seconds 0 --hypothesis-seed 1 -p no:cacheprovider

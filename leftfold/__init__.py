@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from leftfold import compiled
+
 if TYPE_CHECKING:
     from leftfold.engine import Engine as Engine
     from leftfold.events import SamplingParams as SamplingParams
     from leftfold.llm import LLM as LLM
     from leftfold.llm import Completion as Completion
+
+compiled.use()
 
 _HOMES = {
     "LLM": "leftfold.llm",

@@ -84,7 +84,7 @@ def trial(mutant: Mutant | None, **job: Any) -> dict[str, Any]:
         done = subprocess.run(
             [sys.executable, "-P", "-m", "leftfold.replay.mutants.trial"],
             input=json.dumps(job), capture_output=True, text=True, check=False,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "LEFTFOLD_COMPILED": "off"},
             timeout=max(LEAST_PATIENCE, PATIENCE * job.get("seconds", LIMIT_SECONDS)),
         )  # fmt: skip
     except subprocess.TimeoutExpired:

@@ -1,0 +1,29 @@
+"""Compile the state machine (`fsm/`) to machine code: same states, same plans, and a third of the time saved.
+
+What is compiled is kept in the cache (`$LEFTFOLD_CACHE`, or `~/.cache/leftfold`) and taken from there by every command,
+as long as the source stays as it was. It takes most of a minute, and needs mypy, a C compiler and Python's headers.
+`LEFTFOLD_COMPILED=off` runs what is interpreted.
+"""
+
+from __future__ import annotations
+
+import argparse
+from time import perf_counter
+
+from leftfold.commands.common import OK, UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def run(args: argparse.Namespace) -> int:
+    from leftfold.compiling import CompileError, compile_fsm
+
+    begun = perf_counter()
+    try:
+        place, new = compile_fsm()
+    except CompileError as error:
+        raise UsageError(str(error)) from error
+    print(f"compiled in {perf_counter() - begun:.0f} s: {place}" if new else f"compiled already: {place}")
+    return OK
