@@ -24,6 +24,7 @@ import numpy as np
 from leftfold.bench import peers
 from leftfold.bench.machine import interruptions
 from leftfold.commands.common import OK, Parser, UsageError
+from leftfold.compiled import in_use
 from leftfold.events import Admit, EventLog, ExecutionPlan, ForwardDone, SamplingParams, Tick
 from leftfold.fsm import Config, ConfigError, State, apply, decide, step
 
@@ -78,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
             _print_row(row, first=len(rows) == 1, churn=args.churn)
     if args.json:
         settings = {"churn": args.churn, "depth": args.depth, "policy": args.policy, "waiting": args.waiting}
-        print(json.dumps({**settings, "steps": args.steps, "rows": rows}))
+        print(json.dumps({**settings, "steps": args.steps, "compiled": in_use(), "rows": rows}))
     elif (most := max(row["interruptions_per_s"] for row in rows)) > QUIET:
         print(f"something interrupts this machine up to {most:,} times a second: a quiet one has lower figures")
     return OK
@@ -88,7 +89,8 @@ def _print_row(row: dict[str, Any], first: bool, churn: float) -> None:
     peer_times: dict[str, float] = row["peers"]
     if first:
         names = "".join(f"{name:>14} {'ratio':>7}" for name in peer_times)
-        print(f"µs per decode step, churn {churn:g}\n{'rows':>6} {'median':>9} {'mean':>9}{names}")
+        code = "compiled" if in_use() else "interpreted"
+        print(f"µs per decode step, churn {churn:g}, {code}\n{'rows':>6} {'median':>9} {'mean':>9}{names}")
     basis = row["us_per_step_mean"] if churn else row["us_per_step"]
     against = "".join(f"{time:>14.1f} {basis / time:>7.3f}" for time in peer_times.values())
     print(f"{row['rows']:>6} {row['us_per_step']:>9.1f} {row['us_per_step_mean']:>9.1f}{against}", flush=True)

@@ -1,4 +1,4 @@
-"""Compile the state machine (`fsm/`) to machine code: same states, same plans, and a third of the time saved.
+"""Compile the state machine (`fsm/`) to machine code: the same states and plans, in three quarters of the time.
 
 What is compiled is kept in the cache (`$LEFTFOLD_CACHE`, or `~/.cache/leftfold`) and taken from there by every command,
 as long as the source stays as it was. It takes most of a minute, and needs mypy, a C compiler and Python's headers.
