@@ -59,7 +59,7 @@ types: $(STAMP)
 contracts: $(STAMP)
 	$(BIN)/lint-imports
 
-pytest: setup
+pytest: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal $(PYTEST_ARGS)
 
 # The debugger in a real browser: Playwright from the extra, Chromium from the system (apt-get install chromium).

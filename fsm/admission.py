@@ -93,7 +93,6 @@ def _take(state: State, event: Admit, tokens: TokenArray, choice: int) -> Reques
 
 def _request(state: State, event: Admit, tokens: TokenArray, choice: int) -> Request:
     request = Request(event.rid, event.epoch, choice, state.next_arrival, tokens, event.params)
-    state.next_arrival += 1
     request.priority = event.priority
     request.tenant = event.tenant
     request.limit = token_limit(len(tokens), event.params.max_tokens, state.config)
@@ -106,6 +105,7 @@ def _request(state: State, event: Admit, tokens: TokenArray, choice: int) -> Req
     request.use_cache(state.config.prefix_cache)
     request.salt = salt = event.cache_salt
     request.root = namespace(generation=state.generation, salt=salt) if salt else state.root
+    state.next_arrival += 1
     return request
 
 

@@ -88,6 +88,9 @@ def _check_deadlines(state: State) -> None:
 
 
 def _check_order(state: State) -> None:
+    resting = [seat.slot for seat in state.resting.values()]
+    if resting != [*state.resting]:
+        _fail(f"resting rows {[*state.resting]} are in slots {resting}")
     orders = [seat.order for seat in state.prefilling.values()]
     if orders != sorted(orders) or [seat.slot for seat in state.prefilling.values()] != [*state.prefilling]:
         _fail(f"prefilling rows {[*state.prefilling]} are not in the order they joined ({orders})")
@@ -172,7 +175,7 @@ def _check_seen(state: State) -> None:
     published, ever, size = state.pool.published, state.pool.published_ever, state.config.page_size
     for request in state.waiting:
         bound = request.seen[0] if request.seen is not None and request.seen[1] == ever else None
-        remembers = request.reads_cache and request.looked is not NEVER_LOOKED
+        remembers = request.reads_cache and request.looked != NEVER_LOOKED
         if bound is None and not remembers:
             continue
         count = state.cached_pages(request) if remembers else 0

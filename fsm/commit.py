@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from leftfold.events.plan import Column, IntArray, as_list
-from leftfold.events.types import ForwardDone
 from leftfold.fsm import few
 from leftfold.fsm.controls import lose_control
 from leftfold.fsm.effects import LENGTH, STOP, Ack, FinishReason, Output, Outputs, TokenBatch, usage_of
@@ -32,8 +31,10 @@ MAX_LONE_FAILURES = 3
 """Failed steps in which a request was the only row, after which it is taken for the culprit."""
 
 
-def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[Ack]) -> None:
-    """Fold a result. One of a step that is not in flight is a no-op; one that is wrong loses the executor."""
+def forward_done(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
+    """Fold a `ForwardDone`, whose fields may hold anything. One of a step that is not in flight is a no-op; one that is
+    wrong loses the executor.
+    """
     in_flight = state.in_flight
     if not in_flight or not in_flight[0].step <= event.step <= in_flight[-1].step:
         state.count("ignored")
@@ -46,7 +47,7 @@ def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[
     elif event.error is not None:
         if any(state.controls and state.controls[0].op in step.ops for step in in_flight):
             lose_control(state, acks, "the step that carried it out failed")
-        _fail(state, event, outputs)
+        _fail(state, event.error, outputs)
     else:
         in_flight.popleft()
         state.counts["steps"] += 1
@@ -55,7 +56,7 @@ def forward_done(state: State, event: ForwardDone, outputs: Outputs, acks: list[
             drain(state, flight)
 
 
-def _attested(state: State, flight: InFlight, event: ForwardDone) -> Column | None:
+def _attested(state: State, flight: InFlight, event: Any) -> Column | None:
     """The result's tokens if it is the oldest step's, of the right plan and of the right count."""
     if event.step != flight.step or (event.digest is not None and event.digest != flight.digest):
         return None
@@ -250,12 +251,11 @@ def _reason(request: Request, token: int, at: int) -> FinishReason | None:
     return LENGTH if at + 1 >= request.limit else None
 
 
-def _fail(state: State, event: ForwardDone, outputs: Outputs) -> None:
+def _fail(state: State, told: Any, outputs: Outputs) -> None:
     """This step and all later ones are void: named rows end, the others keep what is committed and run again.
 
     With `apart` each of the others is a suspect from now on, and runs alone (fsm/planner.py) until it is cleared.
     """
-    told: Any = event.error
     error: Mapping[str, Any] = told if isinstance(told, Mapping) else {"text": told}
     flight = state.in_flight[0]
     gone = set(flight.ended)

@@ -54,12 +54,12 @@ def shutdown(state: State, event: Shutdown, outputs: Outputs, acks: list[Ack]) -
     if state.gate is STOPPED:
         acks.append(Ack(event.call, True, "the engine is stopped"))
         return
-    state.closing_calls.append(event.call)
     due = event.t + event.deadline if event.deadline else 0
-    if state.gate is CLOSING:
-        state.closing_at = min(due or state.closing_at, state.closing_at or due)
+    closing = state.gate is CLOSING
+    state.closing_at = min(due or state.closing_at, state.closing_at or due) if closing else due
+    state.closing_calls.append(event.call)
+    if closing:
         return
-    state.closing_at = due
     state.frozen = state.gate is PAUSED
     move_gate(state, GateTrigger.SHUTDOWN)
     acks += [Ack(call, False, "superseded by a shutdown") for call in state.pause_calls]

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from leftfold.fsm.request import Request
     from leftfold.fsm.state import State
 
-Rank = tuple[int, ...]
+Rank = tuple[Any, ...]
+"""Of integers, if it is to be the same everywhere; who registers a policy is taken at his word."""
 RankFunction = Callable[["Request"], Rank]
 ChooseFunction = Callable[["State", Sequence["Request"]], "Request"]
 

@@ -31,6 +31,7 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     not there any more is worth nothing.
     """
     config = state.config if event.config is None else Config.from_dict(event.config)
+    state.incarnation = event.incarnation
     _void(state)
     stale = "weights" not in event.kept and state.version != ""
     if "weights" not in event.kept:
@@ -40,7 +41,6 @@ def start(state: State, event: Started, outputs: Outputs, acks: list[Ack]) -> No
     if "device" not in event.kept or stale:
         state.pool.forget()
     state.executor_present = True
-    state.incarnation = event.incarnation
     state.chain = START
     state.voids = 0
     state.left.clear()

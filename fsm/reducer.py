@@ -7,7 +7,7 @@ from typing import Any
 
 from leftfold.events import types
 from leftfold.events.plan import ExecutionPlan, Plan
-from leftfold.events.types import Abort, Event, ForwardDone, Started, Tick
+from leftfold.events.types import Event, ForwardDone, Started, Tick
 from leftfold.fsm.admission import admit, choices
 from leftfold.fsm.commit import forward_done
 from leftfold.fsm.controls import control_done, enqueue_control, lose_control, settle_controls
@@ -64,7 +64,7 @@ def _admit(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
     admit(state, event, outputs)
 
 
-def _abort(state: State, event: Abort, outputs: Outputs, acks: list[Ack]) -> None:
+def _abort(state: State, event: Any, outputs: Outputs, acks: list[Ack]) -> None:
     """End one request, or all; what is unknown, older or finished is a no-op."""
     reason = STOP if event.reason == "stop_string" else FinishReason.ABORT
     if event.rid is None:

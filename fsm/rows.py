@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class RowSet:
     def __init__(self, seats: list[Seat], slots: IntArray) -> None:
         self.seats = seats
         self.slots = slots
-        self._last_class: int | None = None
+        self._last_class: Any = None
 
     @classmethod
     def of(cls, seats: list[Seat]) -> RowSet:
@@ -42,7 +42,7 @@ class RowSet:
     def __len__(self) -> int:
         return len(self.seats)
 
-    def last_class(self, least: int) -> int:
+    def last_class(self, least: Any) -> Any:
         """The largest `rank[0]` of all rows, looked for once; `least` where there are none."""
         if not self.seats:
             return least

@@ -1,12 +1,14 @@
-"""Whether a state can apply a plan: everything is looked at before anything is written."""
+"""Whether a state can apply a plan: everything is looked at before anything is written.
+
+A plan is `Any` here: what a log or a policy made may hold anything, and machine code would take a type at its word.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 from leftfold.events.codec import same
-from leftfold.events.plan import Plan, as_list
+from leftfold.events.plan import as_list
 from leftfold.fsm.controls import gives_back_rows, operation
 from leftfold.fsm.effects import FinishReason
 from leftfold.fsm.errors import PlanRefused
@@ -23,12 +25,11 @@ _INT = {int}
 MAX_INT = (1 << 62) - 1
 
 
-def refuse_invalid(state: State, plan: Plan) -> None:
+def refuse_invalid(state: State, plan: Any) -> None:
     """Raises `PlanRefused`, which names field and value; the state is unchanged."""
     leaving = _ending(state, plan) if plan.ends else []
-    memo: Mapping[str, Any] | None = plan.memo
-    if memo is not None and not all(type(value) is int and abs(value) <= MAX_INT for value in memo.values()):
-        raise PlanRefused(f"memo: {dict(memo)} holds other than 64-bit integers")
+    if plan.memo is not None and not all(type(value) is int and abs(value) <= MAX_INT for value in plan.memo.values()):
+        raise PlanRefused(f"memo: {dict(plan.memo)} holds other than 64-bit integers")
     if plan.step is None:
         if plan.join or plan.preempt or plan.chunks or plan.grow or plan.evict or plan.ops:
             raise PlanRefused("step is missing in a plan that has rows or pages")
@@ -44,11 +45,11 @@ def refuse_invalid(state: State, plan: Plan) -> None:
     _check_decoding(state, plan, leaving)
 
 
-def _ending(state: State, plan: Plan) -> list[Seat]:
+def _ending(state: State, plan: Any) -> list[Seat]:
     if state.gate is STOPPED:
         raise PlanRefused("ends: the engine is stopped")
     seats: list[Seat] = []
-    told: list[tuple[str, int, int]] = []
+    told: list[Any] = []
     for rid, choice, reason, epoch in plan.ends:
         request = state.live.get((rid, epoch, choice))
         if request is None or request.key in told:
@@ -61,7 +62,7 @@ def _ending(state: State, plan: Plan) -> list[Seat]:
     return seats
 
 
-def _check_step(state: State, plan: Plan) -> None:
+def _check_step(state: State, plan: Any) -> None:
     if plan.step != state.next_step:
         raise PlanRefused(f"step {plan.step} is not the next one ({state.next_step})")
     if len(state.in_flight) > state.config.pipeline_depth:
@@ -76,7 +77,7 @@ def _check_step(state: State, plan: Plan) -> None:
         raise PlanRefused(f"step {plan.step}: base {plan.base} is not the plan before it")
 
 
-def _check_operation(state: State, plan: Plan) -> None:
+def _check_operation(state: State, plan: Any) -> None:
     """The one operation is what the control call at the head of the queue needs."""
     wanted = operation(state)
     if wanted is None or len(plan.ops) != 1 or not same(plan.ops[0], wanted):
@@ -85,7 +86,7 @@ def _check_operation(state: State, plan: Plan) -> None:
         raise PlanRefused(f"preempt: {wanted.verb} takes the K/V of all rows, and some keep their pages")
 
 
-def _preempted(state: State, plan: Plan, ending: list[Seat]) -> list[Seat]:
+def _preempted(state: State, plan: Any, ending: list[Seat]) -> list[Seat]:
     seats: list[Seat] = []
     for slot in plan.preempt:
         seat = _seat(state, slot, "preempt")
@@ -97,14 +98,14 @@ def _preempted(state: State, plan: Plan, ending: list[Seat]) -> list[Seat]:
     return seats
 
 
-def _seat(state: State, slot: int, field: str) -> Seat:
+def _seat(state: State, slot: Any, field: str) -> Seat:
     seat = state.by_slot[slot] if type(slot) is int and 0 <= slot < len(state.by_slot) else None
     if seat is None or seat in state.stopping:
         raise PlanRefused(f"{field}: slot {slot} is not running")
     return seat
 
 
-def _joining(state: State, plan: Plan) -> list[Request]:
+def _joining(state: State, plan: Any) -> list[Request]:
     """The requests that join: each waits, is named once and does not end."""
     found: list[Request] = []
     told = [(rid, epoch, choice) for rid, choice, _, epoch in plan.ends] if plan.ends else []
@@ -117,7 +118,7 @@ def _joining(state: State, plan: Plan) -> list[Request]:
     return found
 
 
-def _check_pages(state: State, plan: Plan, leaving: list[Seat], joining: list[Request]) -> None:
+def _check_pages(state: State, plan: Any, leaving: list[Seat], joining: list[Request]) -> None:
     """Every granted page is usable and granted once; every found page is published."""
     if len(plan.grow) > 1:
         raise PlanRefused(f"grow: {len(plan.grow)} groups, there is one")
@@ -146,7 +147,7 @@ def _plainly_usable(pool: PagePool, granted: list[int], evicted: list[int]) -> b
     return not free or all(map(pool.free.__contains__, granted[:free]))
 
 
-def _found(state: State, plan: Plan, joining: list[Request], granted: list[int]) -> list[int]:
+def _found(state: State, plan: Any, joining: list[Request], granted: list[int]) -> list[int]:
     """Pages that joins find in the prefix cache; those that they are granted are added to `granted`."""
     found: list[int] = []
     for row, request in zip(plan.join, joining, strict=True):
@@ -205,7 +206,7 @@ def _twice(pages: list[int]) -> list[int]:
     return [page for page in dict.fromkeys(pages) if pages.count(page) > 1] if len(set(pages)) < len(pages) else []
 
 
-def _check_rows(state: State, plan: Plan, leaving: list[Seat], joining: list[Request]) -> None:
+def _check_rows(state: State, plan: Any, leaving: list[Seat], joining: list[Request]) -> None:
     """Joins take free slots and waiting requests; chunks cover what is left of each prompt and no more."""
     remaining: dict[int, tuple[int, int]] = {}
     for seat in state.prefilling.values():
@@ -228,6 +229,8 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat], joining: list[Req
             raise PlanRefused(f"join: start {start} of {row.rid!r}, which has {tokens} tokens")
         remaining[slot] = (start, tokens)
     for slot, length, samples in plan.chunks:
+        if type(samples) is not bool:
+            raise PlanRefused(f"chunks: slot {slot} samples {samples!r}, neither true nor false")
         if slot not in remaining:
             if length or samples or slot in away or not _decodes(state, slot):
                 raise PlanRefused(f"chunks: slot {slot} is not prefilling, or is named twice")
@@ -243,12 +246,12 @@ def _check_rows(state: State, plan: Plan, leaving: list[Seat], joining: list[Req
         raise PlanRefused(f"chunks: slots {list(remaining)} are prefilling and not named")
 
 
-def _decodes(state: State, slot: int) -> bool:
+def _decodes(state: State, slot: Any) -> bool:
     seat = state.by_slot[slot] if type(slot) is int and 0 <= slot < len(state.by_slot) else None
     return seat is not None and slot not in state.prefilling and seat.request.phase is not STOPPING
 
 
-def _check_decoding(state: State, plan: Plan, leaving: list[Seat]) -> None:
+def _check_decoding(state: State, plan: Any, leaving: list[Seat]) -> None:
     """Rows that decode have room for their next token; limits of rows and tokens hold."""
     needing, resting, decoding, chunks = state.at_edge, state.resting, len(state.decoding.seats), plan.chunks
     idle = [slot for slot, length, _ in chunks if not length] if chunks else []

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
-from importlib.util import spec_from_file_location
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
 
@@ -33,28 +33,30 @@ LIBRARY = f"{GROUP}__mypyc"
 """Holds the code of all modules, which are thin beside it."""
 
 
-def wanted() -> bool:
-    """Whether machine code may be used."""
-    return os.environ.get("LEFTFOLD_COMPILED", "on") != "off"
+MANIFEST = "manifest"
+"""In a folder of machine code: names and sizes of its files. Written last."""
 
 
-def folder() -> Path:
-    """Where the machine code of this source, for this Python, is kept: in `$LEFTFOLD_CACHE`, or `~/.cache/leftfold`."""
+def folder(source: Path | None = None) -> Path:
+    """Where the machine code of a source is kept (None: this one), in `$LEFTFOLD_CACHE` or `~/.cache/leftfold`.
+
+    It is named by a hash of all that the code depends on. Raises `OSError` or `RuntimeError` where there is none.
+    """
     named = os.environ.get("LEFTFOLD_CACHE")
     root = Path(named).expanduser() if named else Path.home() / ".cache" / "leftfold"
-    return root / "compiled" / _digest()
+    return root / "compiled" / _digest(source or Path(__file__).parent)
 
 
-def sources() -> list[Path]:
+def sources(package: Path) -> list[Path]:
     """All files that what is compiled depends on."""
-    here = Path(__file__).parent
-    return [file for room in ROOMS for file in sorted((here / room).glob("*.py"))]
+    return [file for room in ROOMS for file in sorted((package / room).glob("*.py"))]
 
 
-def _digest() -> str:
-    digest = hashlib.sha256(f"{sys.version} {EXTENSION_SUFFIXES[0]} {MODULES}".encode())
-    for file in sources():
-        digest.update(b"\0".join((file.parent.name.encode(), file.name.encode(), file.read_bytes())))
+def _digest(package: Path) -> str:
+    digest = hashlib.sha256(f"{sys.version} {os.uname().machine} {EXTENSION_SUFFIXES[0]} {MODULES}".encode())
+    for file in sources(package):
+        content = file.read_bytes()
+        digest.update(b"%b/%b %d\n" % (file.parent.name.encode(), file.name.encode(), len(content)) + content)
     return digest.hexdigest()[:16]
 
 
@@ -63,33 +65,64 @@ def file_of(module: str, place: Path) -> Path:
     return place.joinpath(*module.split(".")).with_name(module.rpartition(".")[2] + EXTENSION_SUFFIXES[0])
 
 
-class Finder(MetaPathFinder):
-    """Finds modules that are compiled in `place`."""
+def files(place: Path) -> dict[str, Path]:
+    """The file of each module in `place`."""
+    return {name: file_of(name, place) for name in (LIBRARY, *[f"leftfold.fsm.{module}" for module in MODULES])}
 
-    def __init__(self, place: Path) -> None:
-        self._files = {LIBRARY: file_of(LIBRARY, place)}
-        for name in MODULES:
-            module = f"leftfold.fsm.{name}"
-            self._files[module] = file_of(module, place)
+
+def manifest(place: Path) -> str:
+    """What the manifest of what is in `place` says. Raises `OSError` where a file is missing."""
+    return "".join([f"{name} {file.stat().st_size}\n" for name, file in files(place).items()])
+
+
+def is_whole(place: Path) -> bool:
+    """Whether machine code is there, all of it."""
+    try:
+        return place.joinpath(MANIFEST).read_text() == manifest(place)
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+class Finder(MetaPathFinder):
+    """Finds compiled modules of `leftfold.fsm`; looks for machine code when the first of them is imported."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, Path] | None = None
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if not fullname.startswith("leftfold.fsm.") and fullname != LIBRARY:
+            return None
+        if self._files is None:
+            self._files = {}
+            self._files = _found()
         file = self._files.get(fullname)
         return None if file is None else spec_from_file_location(fullname, file)
 
 
-def use() -> None:
-    """From now on import machine code, if there is some. Modules that are imported already stay as they are."""
-    if not wanted():
-        return
+def _found() -> dict[str, Path]:
+    """The files of the machine code of this source; none if it is not there, or cannot be loaded on this machine."""
     try:
         place = folder()
-        if not place.is_dir():
-            return
+        if not is_whole(place):
+            return {}
+        found = files(place)
+        library = spec_from_file_location(LIBRARY, found[LIBRARY])
+        assert library is not None
+        sys.modules[LIBRARY] = module_from_spec(library)
     except (OSError, RuntimeError):  # no home, or a cache that cannot be read
-        return
-    sys.meta_path.insert(0, Finder(place))
+        return {}
+    except ImportError as error:
+        print(f"leftfold: fsm/ is interpreted; remove {place}, which cannot be loaded: {error}", file=sys.stderr)
+        return {}
+    return found
+
+
+def use() -> None:
+    """From now on import machine code, if there is some. Modules that are imported already stay as they are."""
+    if os.environ.get("LEFTFOLD_COMPILED", "on") != "off":
+        sys.meta_path.insert(0, Finder())
 
 
 def in_use() -> bool:

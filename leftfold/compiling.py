@@ -6,24 +6,27 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tempfile
 from fcntl import LOCK_EX, flock
 from importlib.util import find_spec
 from pathlib import Path
 
-from leftfold.compiled import GROUP, MODULES, file_of, folder, sources
+from leftfold.compiled import GROUP, MANIFEST, MODULES, folder, is_whole, manifest, sources
 from leftfold.errors import EngineError
 
 _SETUP = """
-import sys
 from mypyc.build import mypycify
 from setuptools import setup
 
 modules = [f"leftfold/fsm/{{name}}.py" for name in {modules!r}]
-options = ["--follow-imports=silent", "--ignore-missing-imports", "--no-error-summary"]
+options = ["--config-file=mypy.ini", "--cache-dir=types", "--follow-imports=silent", "--ignore-missing-imports"]
 code = mypycify([*options, *modules], opt_level="2", debug_level="0", group_name={group!r})
 setup(name={group!r}, packages=[], ext_modules=code, script_args=["-q", "build_ext", "--build-lib", "built"])
 """
+
+KEPT = 8
+"""Of so many sources the machine code is kept, the newest."""
 
 
 class CompileError(EngineError):
@@ -35,42 +38,69 @@ def compile_fsm() -> tuple[Path, bool]:
 
     Takes most of a minute. Raises `CompileError`.
     """
-    target = folder()
-    if target.is_dir():
-        return target, False
-    for module in ("mypyc", "setuptools"):
-        if find_spec(module) is None:
-            raise CompileError(f"{module} is not installed: pip install 'leftfold[compile]'")
     try:
+        target = folder()
+        if is_whole(target):
+            return target, False
+        _check_tools()
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.parent / ".lock", "w") as lock:
             flock(lock, LOCK_EX)  # who comes second finds what the first one made
-            if target.is_dir():
-                return target, False
-            with tempfile.TemporaryDirectory(prefix=".build-", dir=target.parent) as work:
-                os.replace(_built(Path(work)), target)
-    except OSError as error:
-        raise CompileError(f"cannot keep machine code in {target.parent}: {error}; set LEFTFOLD_CACHE") from error
+            return _compiled(target.parent)
+    except (OSError, RuntimeError) as error:
+        raise CompileError(f"cannot keep machine code in the cache: {error}; set LEFTFOLD_CACHE") from error
+
+
+def _check_tools() -> None:
+    for module in ("mypyc", "setuptools"):
+        if find_spec(module) is None:
+            raise CompileError(f"{module} is not installed: pip install 'leftfold[compile]'")
+    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(compiler) is None:
+        raise CompileError(f"there is no C compiler here ({compiler})")
+    headers = sysconfig.get_path("include")
+    if not Path(headers, "Python.h").is_file():
+        raise CompileError(f"Python's headers are not in {headers}")
+
+
+def _compiled(cache: Path) -> tuple[Path, bool]:
+    """As `compile_fsm`, of a copy of the source: a checkout may change meanwhile, and its paths are nobody's business.
+
+    Nobody else writes to `cache`.
+    """
+    for left in cache.glob(".build-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=cache) as work:
+        package = Path(work, "leftfold")
+        for file in sources(Path(__file__).parent):
+            copy = package / file.parent.name / file.name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, copy)
+        target = folder(package)
+        if is_whole(target):
+            return target, False
+        built = _built(Path(work))
+        shutil.rmtree(target, ignore_errors=True)
+        os.replace(built, target)
+    older = sorted(cache.glob("????????????????"), key=lambda place: place.stat().st_mtime, reverse=True)
+    for place in older[KEPT:]:
+        shutil.rmtree(place, ignore_errors=True)
     return target, True
 
 
 def _built(work: Path) -> Path:
-    """Compile a copy of the sources in `work`: paths of a checkout do not get into the code."""
-    package = work / "leftfold"
-    package.mkdir()
-    package.joinpath("__init__.py").touch()
-    package.joinpath("py.typed").touch()
-    for file in sources():
-        package.joinpath(file.parent.name).mkdir(exist_ok=True)
-        shutil.copyfile(file, package / file.parent.name / file.name)
-    script = _SETUP.format(modules=MODULES, group=GROUP)
-    environment = {**os.environ, "MYPY_CACHE_DIR": str(work / "types"), "PYTHONPATH": ""}
+    """Compile the package in `work`, which knows of no other one and of nobody's settings."""
+    for name in ("leftfold/__init__.py", "leftfold/py.typed"):
+        Path(work, name).touch()
+    Path(work, "mypy.ini").write_text("[mypy]\n")
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=work, env=environment, capture_output=True, text=True, check=False,
-        stdin=subprocess.DEVNULL,
+        [sys.executable, "-c", _SETUP.format(modules=MODULES, group=GROUP)], cwd=work, capture_output=True, text=True,
+        check=False, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": ""},
     )  # fmt: skip
     built = work / "built"
-    if done.returncode or not all(file_of(f"leftfold.fsm.{name}", built).is_file() for name in MODULES):
+    try:
+        Path(built, MANIFEST).write_text(manifest(built))
+    except OSError:
         said = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
-        raise CompileError(f"fsm/ cannot be compiled: {said[-1].strip() if said else 'no reason given'}")
+        raise CompileError(f"fsm/ cannot be compiled: {said[-1].strip() if said else 'no reason given'}") from None
     return built

@@ -12,8 +12,10 @@ from hypothesis import settings
 ASKED = os.environ.get("LEFTFOLD_COMPILED")
 os.environ["LEFTFOLD_COMPILED"] = ASKED or "off"  # tests plant faults, and look where machine code shows nothing
 
+from leftfold.compiled import in_use  # noqa: E402
 from leftfold.fsm import POLICIES  # noqa: E402
 
+assert ASKED != "on" or in_use(), "LEFTFOLD_COMPILED is on, and there is no machine code: run `leftfold compile`"
 if ASKED is None:
     del os.environ["LEFTFOLD_COMPILED"]  # servers that tests start run as they do anywhere else
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from leftfold import compiled
+from leftfold.cli import main
 from leftfold.compiling import CompileError, compile_fsm
 from leftfold.events import encode
 from leftfold.replay.fuzzing import PROFILES
@@ -21,7 +24,8 @@ ROOT = Path(__file__).parents[2]
 SUITES = (
     ("tests/property/test_result_forms.py", "tests/property/test_seldom.py", "tests/unit/test_bad_results.py"),
     ("tests/property/test_batches.py", "tests/property/test_snapshots.py", "tests/property/test_wild_logs.py"),
-    ("tests/unit/test_validity.py", "tests/unit/test_admission.py", "tests/unit/test_limits.py"),
+    ("tests/unit/test_validity.py", "tests/unit/test_admission.py", "tests/unit/test_odd_fields.py"),
+    ("tests/unit/test_check.py", "tests/unit/test_invariants.py", "tests/unit/test_deadlines.py"),
     ("tests/unit/test_policies.py", "tests/unit/test_suspects.py", "tests/unit/test_stop_ids.py"),
     ("tests/golden/test_logs.py", "tests/golden/test_histories.py", "tests/unit/test_digest.py"),
     tuple(str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests/property").glob("test_cases_*.py"))),
@@ -51,9 +55,10 @@ def logs() -> bytes:
 @pytest.fixture(scope="module")
 def machine_code() -> Path:
     """Compiled now, unless it is there."""
-    if not any(map(shutil.which, ("cc", "gcc", "clang"))):
-        pytest.skip("there is no C compiler here")
-    return compile_fsm()[0]
+    try:
+        return compile_fsm()[0]
+    except CompileError as error:
+        pytest.skip(str(error))
 
 
 def run(mode: str, *arguments: str) -> subprocess.CompletedProcess[bytes]:
@@ -76,20 +81,66 @@ def test_what_is_said_of_the_state_machine_holds_of_machine_code(machine_code: P
     assert done.returncode == 0, done.stdout.decode()[-3000:]
 
 
-def test_machine_code_is_of_the_source_that_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    before = compiled.folder()
-    changed = tmp_path / "commit.py"
-    changed.write_text("# another one\n")
-    there = compiled.sources()
-    monkeypatch.setattr(compiled, "sources", lambda: [changed if file.name == "commit.py" else file for file in there])
-    assert compiled.folder() != before
-    assert compiled.folder().parent == before.parent
+def test_machine_code_is_of_the_source_that_is_there(tmp_path: Path) -> None:
+    package = tmp_path / "leftfold"
+    for room in compiled.ROOMS:
+        shutil.copytree(ROOT / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    assert compiled.folder(package) == compiled.folder()
+    with open(package / "fsm/commit.py", "a") as file:
+        file.write("#\n")
+    assert compiled.folder(package) != compiled.folder()
 
 
-def test_without_a_compiler_it_is_said_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def cut(place: Path) -> None:
+    os.truncate(compiled.file_of(compiled.LIBRARY, place), 5000)
+
+
+def lose(place: Path) -> None:
+    compiled.file_of("leftfold.fsm.few", place).unlink()
+
+
+def empty(place: Path) -> None:
+    (place / compiled.MANIFEST).write_text("")
+
+
+def spoil(place: Path) -> None:
+    library = compiled.file_of(compiled.LIBRARY, place)
+    library.write_bytes(bytes(library.stat().st_size))
+
+
+@pytest.mark.parametrize(("damage", "says"), [(cut, b""), (lose, b""), (empty, b""), (spoil, b"cannot be loaded")])
+def test_what_is_damaged_is_not_used(
+    machine_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], says: bytes
+) -> None:
     monkeypatch.setenv("LEFTFOLD_CACHE", str(tmp_path))
-    monkeypatch.setenv("CC", "no-such-compiler")
-    monkeypatch.setattr("leftfold.compiling.MODULES", ("queue",))
-    with pytest.raises(CompileError, match="fsm/ cannot be compiled: .*no-such-compiler"):
-        compile_fsm()
-    assert [file.name for file in (tmp_path / "compiled").iterdir()] == [".lock"]
+    shutil.copytree(machine_code, compiled.folder())
+    asked = "from leftfold import compiled; print(compiled.in_use())"
+    assert run("", "-c", asked).stdout == b"True\n"
+    damage(compiled.folder())
+    done = run("", "-c", asked)
+    assert done.stdout == b"False\n" and done.returncode == 0
+    assert says in done.stderr and done.stderr.count(b"\n") == bool(says)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("CC", "no-such-compiler", r"there is no C compiler here \(no-such-compiler\)"),
+        ("CC", "false", "fsm/ cannot be compiled: .*'false'.*"),
+        ("LEFTFOLD_CACHE", "/dev/null/x", "cannot keep machine code in the cache: .*; set LEFTFOLD_CACHE"),
+        ("LEFTFOLD_CACHE", "~nobody-of-this-name/x", "cannot keep machine code in the cache: .*; set LEFTFOLD_CACHE"),
+    ],
+)
+def test_where_it_cannot_be_compiled_one_line_says_why_and_nothing_is_left(
+    name: str,
+    value: str,
+    says: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("LEFTFOLD_CACHE", str(tmp_path))
+    monkeypatch.setenv(name, value)
+    assert main(["compile"]) == 2
+    assert re.fullmatch(f"leftfold: {says}\n", capsys.readouterr().err)
+    assert [file.name for file in tmp_path.rglob("*") if file.name not in ("compiled", ".lock")] == []

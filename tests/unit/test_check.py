@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+import orjson
 import pytest
 
 from leftfold.events import Abort, Admit, ForwardDone, SamplingParams, Tick
 from leftfold.fsm import Config, InvariantViolation, State, step
+from leftfold.fsm.audit import audit
 from leftfold.fsm.request import Request, Seat
+from leftfold.fsm.snapshot import encode
 
 CONFIG = Config(
     num_pages=32, page_size=4, max_running=4, max_batch_tokens=12, max_model_len=64, pipeline_depth=1, policy="priority"
@@ -300,6 +303,25 @@ def test_a_bound_on_what_a_request_finds_that_is_too_low_is_found() -> None:
     request.seen = (found - 1, published)
     with pytest.raises(InvariantViolation, match="'g'.* finds"):
         state.check()
+
+
+def test_a_check_leaves_the_state_as_it_was_in_all_that_a_snapshot_holds() -> None:
+    state = busy()
+    before = dumps(encode(state))
+    state.check()
+    assert dumps(encode(state)) == before
+
+
+def test_rows_that_rest_in_each_others_slots_are_found() -> None:
+    state = busy()
+    first, second = seat(state, "a"), seat(state, "b")
+    state.resting = {first.slot: second, second.slot: first}
+    with pytest.raises(InvariantViolation, match=r"resting rows \[0, 1\] are in slots \[1, 0\]"):
+        audit(state)
+
+
+def dumps(raw: object) -> bytes:
+    return orjson.dumps(raw, option=orjson.OPT_SERIALIZE_NUMPY)
 
 
 def test_a_count_of_cached_pages_that_is_remembered_wrongly_is_found() -> None:

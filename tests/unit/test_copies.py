@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from leftfold.events import EVENTS, Abort, Admit, Call, SamplingParams, UpdateWeights
-from leftfold.fsm import Config, Phase, State, step
+from leftfold.events import EVENTS, Abort, Admit, Call, Pause, SamplingParams, UpdateWeights
+from leftfold.fsm import Config, Gate, Phase, State, step
 from leftfold.fsm.columns import Cells, Columns
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.policy import Policy
@@ -118,6 +118,8 @@ def test_arrays_and_views_of_a_copy_are_its_own(state: State) -> None:
 
 def test_a_copy_has_every_number_and_text_of_the_original() -> None:
     state = busy()
+    step(state, Pause(t=3, call="p", mode="keep"))
+    assert state.gate is not Gate.RUNNING
     plain = {name: value for name, value in vars(state).items() if isinstance(value, int | str | bytes)}
     for name, value in plain.items():
         setattr(state, name, _another(value))
