@@ -38,9 +38,9 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[serve,test]'
 	@touch $@
 
-# `fsm/` as machine code, kept in the user's cache; done at once where that is there. Without a compiler it stays as is.
+# The scheduler as machine code, in the user's cache; done at once where it is there. Without a compiler it stays as is.
 compiled: $(STAMP)
-	@$(BIN)/leftfold compile || echo "fsm/ stays interpreted, which is slower and no different" >&2
+	@$(BIN)/leftfold compile || echo "the scheduler stays interpreted, which is slower and no different" >&2
 
 serve: setup
 	$(BIN)/leftfold serve $(MODEL) --host $(HOST) --port $(PORT) $(ARGS)

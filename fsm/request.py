@@ -117,6 +117,12 @@ class Request:
         self.reads_cache = there and self.wishes[0]
         self.publishes = there and self.wishes[1]
 
+    def __reduce__(self) -> str:
+        raise TypeError("a request is not pickled, nor copied with all that it leads to: fsm/snapshot.py writes states")
+
+    def __copy__(self) -> Request:
+        return self.copy()
+
     def copy(self) -> Request:
         """A copy without its seat."""
         other = Request(self.rid, self.epoch, self.choice, self.arrival, self.tokens, self.params)

@@ -207,6 +207,12 @@ class State:
         """A digest of the whole state, 32 hex digits; equal states have equal digests."""
         return fingerprint.digest(self)
 
+    def __reduce__(self) -> str:
+        raise TypeError("a state is not pickled: fsm/snapshot.py writes it, and `copy` copies it")
+
+    def __copy__(self) -> State:
+        return self.copy()
+
     def copy(self) -> State:
         """An independent state that behaves the same."""
         return copying.copy(self)

@@ -21,7 +21,7 @@ COMMANDS = {
     "fuzz": ("leftfold.commands.fuzz", "drive the scheduler through random situations and check every invariant"),
     "bench": ("leftfold.commands.bench", "measure"),
     "log": ("leftfold.commands.log", "read a log: its records, its figures, its checksums"),
-    "compile": ("leftfold.commands.compile", "compile the state machine to machine code"),
+    "compile": ("leftfold.commands.compile", "compile the scheduler to machine code"),
     "fsm": ("leftfold.commands.fsm", "draw the request's state machine"),
 }
 

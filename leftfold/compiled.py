@@ -1,4 +1,4 @@
-"""`fsm/` as machine code, where this very source has been compiled (`leftfold compile`); else it is interpreted.
+"""The scheduler as machine code, where this very source has been compiled (`leftfold compile`); else it is interpreted.
 
 Both are one source: the same events fold to the same states, and the same plans are decided. What is compiled refuses
 values that are not of the types written down, and nothing in it can be replaced at run time, so whoever plants faults
@@ -16,25 +16,34 @@ from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
+from zlib import crc32
 
-ROOMS = ("events", "fsm")
-"""What is compiled, and what that takes its types from."""
+ROOMS = ("events", "executor", "fsm", "replay", "replay/fuzzing")
+"""Folders of what is compiled, and of what that takes its types from."""
 
-MODULES = (
+_FSM = (
     "admitting", "audit", "check", "columns", "commit", "draft", "ending", "few", "laws", "lifecycle", "line", "pages",
     "planner", "prefix", "queue", "reducer", "request", "room", "rows", "seating", "sketch", "state", "validity",
 )  # fmt: skip
-"""Modules of `fsm/` that every step goes through. Those at the edge stay interpreted: what clients and operators give
-may be of any type, and is refused there in words.
+"""What every step goes through. What is at the edge stays interpreted: what clients and operators give may be of any
+type, and is refused there in words.
 """
+_FUZZING = ("audience", "clients", "core", "device", "durable", "provenance", "turns", "world")
 
-GROUP = "leftfold_fsm"
+MODULES = (
+    "leftfold.executor.oracle",
+    *[f"leftfold.fsm.{name}" for name in _FSM],
+    *[f"leftfold.replay.fuzzing.{name}" for name in _FUZZING],
+)
+
+GROUP = "leftfold_compiled"
 LIBRARY = f"{GROUP}__mypyc"
 """Holds the code of all modules, which are thin beside it."""
 
-
 MANIFEST = "manifest"
-"""In a folder of machine code: names and sizes of its files. Written last."""
+"""In a folder of machine code: names, sizes and checksums of its files. Written last."""
+
+OFF = ("off", "no", "false", "0")
 
 
 def folder(source: Path | None = None) -> Path:
@@ -49,14 +58,14 @@ def folder(source: Path | None = None) -> Path:
 
 def sources(package: Path) -> list[Path]:
     """All files that what is compiled depends on."""
-    return [file for room in ROOMS for file in sorted((package / room).glob("*.py"))]
+    return [file for room in ROOMS for file in sorted((package / room).glob("[!.]*.py"))]
 
 
 def _digest(package: Path) -> str:
     digest = hashlib.sha256(f"{sys.version} {os.uname().machine} {EXTENSION_SUFFIXES[0]} {MODULES}".encode())
     for file in sources(package):
         content = file.read_bytes()
-        digest.update(b"%b/%b %d\n" % (file.parent.name.encode(), file.name.encode(), len(content)) + content)
+        digest.update(f"{file.relative_to(package)} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
 
@@ -67,12 +76,13 @@ def file_of(module: str, place: Path) -> Path:
 
 def files(place: Path) -> dict[str, Path]:
     """The file of each module in `place`."""
-    return {name: file_of(name, place) for name in (LIBRARY, *[f"leftfold.fsm.{module}" for module in MODULES])}
+    return {name: file_of(name, place) for name in (LIBRARY, *MODULES)}
 
 
 def manifest(place: Path) -> str:
     """What the manifest of what is in `place` says. Raises `OSError` where a file is missing."""
-    return "".join([f"{name} {file.stat().st_size}\n" for name, file in files(place).items()])
+    contents = {name: file.read_bytes() for name, file in files(place).items()}
+    return "".join([f"{name} {len(content)} {crc32(content):08x}\n" for name, content in contents.items()])
 
 
 def is_whole(place: Path) -> bool:
@@ -84,7 +94,7 @@ def is_whole(place: Path) -> bool:
 
 
 class Finder(MetaPathFinder):
-    """Finds compiled modules of `leftfold.fsm`; looks for machine code when the first of them is imported."""
+    """Finds compiled modules; looks for machine code when the first of them is imported."""
 
     def __init__(self) -> None:
         self._files: dict[str, Path] | None = None
@@ -92,7 +102,7 @@ class Finder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith("leftfold.fsm.") and fullname != LIBRARY:
+        if fullname not in MODULES and fullname != LIBRARY:
             return None
         if self._files is None:
             self._files = {}
@@ -114,19 +124,19 @@ def _found() -> dict[str, Path]:
     except (OSError, RuntimeError):  # no home, or a cache that cannot be read
         return {}
     except ImportError as error:
-        print(f"leftfold: fsm/ is interpreted; remove {place}, which cannot be loaded: {error}", file=sys.stderr)
+        print(f"leftfold: interpreted, since the machine code cannot be loaded: {error}", file=sys.stderr)
         return {}
     return found
 
 
 def use() -> None:
     """From now on import machine code, if there is some. Modules that are imported already stay as they are."""
-    if os.environ.get("LEFTFOLD_COMPILED", "on") != "off":
+    if os.environ.get("LEFTFOLD_COMPILED", "on").lower() not in OFF:
         sys.meta_path.insert(0, Finder())
 
 
 def in_use() -> bool:
-    """Whether `fsm/` runs as machine code in this process."""
+    """Whether the scheduler runs as machine code in this process."""
     from leftfold.fsm import reducer
 
     return not str(reducer.__file__).endswith(".py")

@@ -1,4 +1,4 @@
-"""Compiles `fsm/` with mypyc, from its own type annotations, into the user's cache (see leftfold/compiled.py)."""
+"""Compiles the scheduler with mypyc, from its own type annotations, into the user's cache (leftfold/compiled.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from collections.abc import Callable
 from fcntl import LOCK_EX, flock
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,7 +20,7 @@ _SETUP = """
 from mypyc.build import mypycify
 from setuptools import setup
 
-modules = [f"leftfold/fsm/{{name}}.py" for name in {modules!r}]
+modules = [name.replace(".", "/") + ".py" for name in {modules!r}]
 options = ["--config-file=mypy.ini", "--cache-dir=types", "--follow-imports=silent", "--ignore-missing-imports"]
 code = mypycify([*options, *modules], opt_level="2", debug_level="0", group_name={group!r})
 setup(name={group!r}, packages=[], ext_modules=code, script_args=["-q", "build_ext", "--build-lib", "built"])
@@ -30,19 +31,20 @@ KEPT = 8
 
 
 class CompileError(EngineError):
-    """The state machine cannot be compiled here; the message says why."""
+    """The scheduler cannot be compiled here; the message says why."""
 
 
-def compile_fsm() -> tuple[Path, bool]:
+def compile_scheduler(begins: Callable[[], None] = lambda: None) -> tuple[Path, bool]:
     """Compile the source that is there, unless that was done: where the code is, and whether it is new.
 
-    Takes most of a minute. Raises `CompileError`.
+    Takes a minute, before which `begins` is called. Raises `CompileError`.
     """
     try:
         target = folder()
         if is_whole(target):
             return target, False
         _check_tools()
+        begins()
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(target.parent / ".lock", "w") as lock:
             flock(lock, LOCK_EX)  # who comes second finds what the first one made
@@ -55,7 +57,7 @@ def _check_tools() -> None:
     for module in ("mypyc", "setuptools"):
         if find_spec(module) is None:
             raise CompileError(f"{module} is not installed: pip install 'leftfold[compile]'")
-    compiler = (os.environ.get("CC") or sysconfig.get_config_var("CC") or "cc").split()[0]
+    compiler = [*os.environ.get("CC", "").split(), *(sysconfig.get_config_var("CC") or "cc").split()][0]
     if shutil.which(compiler) is None:
         raise CompileError(f"there is no C compiler here ({compiler})")
     headers = sysconfig.get_path("include")
@@ -64,23 +66,27 @@ def _check_tools() -> None:
 
 
 def _compiled(cache: Path) -> tuple[Path, bool]:
-    """As `compile_fsm`, of a copy of the source: a checkout may change meanwhile, and its paths are nobody's business.
+    """As `compile_scheduler`; nobody else writes to `cache`.
 
-    Nobody else writes to `cache`.
+    A copy of the source is compiled: a checkout may change meanwhile, and its paths are nobody's business.
     """
     for left in cache.glob(".build-*"):
         shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".build-", dir=cache) as work:
         package = Path(work, "leftfold")
-        for file in sources(Path(__file__).parent):
-            copy = package / file.parent.name / file.name
+        here = Path(__file__).parent
+        for file in sources(here):
+            copy = package / file.relative_to(here)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(file, copy)
         target = folder(package)
         if is_whole(target):
             return target, False
         built = _built(Path(work))
-        shutil.rmtree(target, ignore_errors=True)
+        if target.is_dir():
+            shutil.rmtree(target)
+        else:
+            target.unlink(missing_ok=True)
         os.replace(built, target)
     older = sorted(cache.glob("????????????????"), key=lambda place: place.stat().st_mtime, reverse=True)
     for place in older[KEPT:]:
@@ -95,12 +101,12 @@ def _built(work: Path) -> Path:
     Path(work, "mypy.ini").write_text("[mypy]\n")
     done = subprocess.run(
         [sys.executable, "-c", _SETUP.format(modules=MODULES, group=GROUP)], cwd=work, capture_output=True, text=True,
-        check=False, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": ""},
+        check=False, stdin=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": "", "MYPYPATH": ""},
     )  # fmt: skip
     built = work / "built"
     try:
         Path(built, MANIFEST).write_text(manifest(built))
     except OSError:
         said = [line for line in (done.stderr + done.stdout).splitlines() if "rror" in line]
-        raise CompileError(f"fsm/ cannot be compiled: {said[-1].strip() if said else 'no reason given'}") from None
+        raise CompileError(f"cannot compile: {said[-1].strip()[:200] if said else 'no reason given'}") from None
     return built

@@ -20,8 +20,11 @@ class DurableWorld(World):
     What everybody knew after each event is kept, since a crash may take the log back to any of them.
     """
 
-    def __init__(self, *, segment_bytes: int = 1 << 20, sync_every: int = 1, **config: Any) -> None:
-        super().__init__(**config)
+    def __init__(
+        self, *, segment_bytes: int = 1 << 20, sync_every: int = 1, vocab: int = 50, rigour: int = 1, checks: int = 1,
+        routers: bool = True, **config: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(vocab=vocab, rigour=rigour, checks=checks, routers=routers, **config)
         self.disk = SimDisk()
         self.journal = Journal(self.disk, segment_bytes, sync_every)
         self._opening = opening(self.first_config)

@@ -1,4 +1,4 @@
-"""`fsm/` as machine code does what it does interpreted: the same runs, and what other tests say of it holds."""
+"""The scheduler as machine code does what it does interpreted: the same runs, and what other tests say of it holds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 
 from leftfold import compiled
 from leftfold.cli import main
-from leftfold.compiling import CompileError, compile_fsm
+from leftfold.compiling import CompileError, compile_scheduler
 from leftfold.events import encode
 from leftfold.replay.fuzzing import PROFILES
 from leftfold.replay.fuzzing.loop import made_again
@@ -23,12 +23,15 @@ ROOT = Path(__file__).parents[2]
 
 SUITES = (
     ("tests/property/test_result_forms.py", "tests/property/test_seldom.py", "tests/unit/test_bad_results.py"),
-    ("tests/property/test_batches.py", "tests/property/test_snapshots.py", "tests/property/test_wild_logs.py"),
+    ("tests/property/test_batches.py", "tests/unit/test_log_snapshots.py", "tests/property/test_wild_logs.py"),
     ("tests/unit/test_validity.py", "tests/unit/test_admission.py", "tests/unit/test_odd_fields.py"),
     ("tests/unit/test_check.py", "tests/unit/test_invariants.py", "tests/unit/test_deadlines.py"),
     ("tests/unit/test_policies.py", "tests/unit/test_suspects.py", "tests/unit/test_stop_ids.py"),
     ("tests/golden/test_logs.py", "tests/golden/test_histories.py", "tests/unit/test_digest.py"),
-    tuple(str(file.relative_to(ROOT)) for file in sorted((ROOT / "tests/property").glob("test_cases_*.py"))),
+    tuple(
+        f"tests/property/test_cases_{of}.py"
+        for of in ("aborts", "control", "counts", "pages", "preemption", "progress")
+    ),
 )
 """Tests that neither plant a fault nor look where machine code shows nothing."""
 
@@ -56,7 +59,7 @@ def logs() -> bytes:
 def machine_code() -> Path:
     """Compiled now, unless it is there."""
     try:
-        return compile_fsm()[0]
+        return compile_scheduler()[0]
     except CompileError as error:
         pytest.skip(str(error))
 
@@ -84,7 +87,7 @@ def test_what_is_said_of_the_state_machine_holds_of_machine_code(machine_code: P
 def test_machine_code_is_of_the_source_that_is_there(tmp_path: Path) -> None:
     package = tmp_path / "leftfold"
     for room in compiled.ROOMS:
-        shutil.copytree(ROOT / room, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / room, package / room, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     assert compiled.folder(package) == compiled.folder()
     with open(package / "fsm/commit.py", "a") as file:
         file.write("#\n")
@@ -104,11 +107,20 @@ def empty(place: Path) -> None:
 
 
 def spoil(place: Path) -> None:
+    with open(compiled.file_of("leftfold.fsm.planner", place), "r+b") as file:
+        file.write(b"other")
+
+
+def another_machines(place: Path) -> None:
     library = compiled.file_of(compiled.LIBRARY, place)
     library.write_bytes(bytes(library.stat().st_size))
+    (place / compiled.MANIFEST).write_text(compiled.manifest(place))
 
 
-@pytest.mark.parametrize(("damage", "says"), [(cut, b""), (lose, b""), (empty, b""), (spoil, b"cannot be loaded")])
+@pytest.mark.parametrize(
+    ("damage", "says"),
+    [(cut, b""), (lose, b""), (empty, b""), (spoil, b""), (another_machines, b"cannot be loaded")],
+)
 def test_what_is_damaged_is_not_used(
     machine_code: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: Callable[[Path], None], says: bytes
 ) -> None:
@@ -126,7 +138,7 @@ def test_what_is_damaged_is_not_used(
     ("name", "value", "says"),
     [
         ("CC", "no-such-compiler", r"there is no C compiler here \(no-such-compiler\)"),
-        ("CC", "false", "fsm/ cannot be compiled: .*'false'.*"),
+        ("CC", "false", "cannot compile: .*'false'.*"),
         ("LEFTFOLD_CACHE", "/dev/null/x", "cannot keep machine code in the cache: .*; set LEFTFOLD_CACHE"),
         ("LEFTFOLD_CACHE", "~nobody-of-this-name/x", "cannot keep machine code in the cache: .*; set LEFTFOLD_CACHE"),
     ],

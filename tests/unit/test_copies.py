@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from collections.abc import Iterator
 from enum import Enum
 from typing import Any
@@ -15,7 +17,7 @@ from leftfold.fsm.columns import Cells, Columns
 from leftfold.fsm.pages import PagePool
 from leftfold.fsm.policy import Policy
 from leftfold.fsm.request import Request
-from tests.unit.test_check import busy
+from tests.unit.test_check import busy, live
 
 FROZEN = (int, str, bytes, bool, float, type(None), Enum, frozenset, Config, SamplingParams, Policy, range, *EVENTS)
 """What no event ever changes."""
@@ -126,6 +128,19 @@ def test_a_copy_has_every_number_and_text_of_the_original() -> None:
     twin = state.copy()
     assert {name: getattr(twin, name) for name in plain} == {name: getattr(state, name) for name in plain}
     assert twin.gate is state.gate and twin.policy is state.policy and twin.config is state.config
+
+
+def test_requests_and_states_are_copied_by_their_own_word_and_never_pickled() -> None:
+    state = busy()
+    twin = copy.copy(state)
+    assert twin is not state and twin.digest() == state.digest()
+    request = live(state, "a")
+    again = copy.copy(request)
+    assert again is not request and again.key == request.key and again.seat is None is not request.seat
+    for one in (state, request):
+        for how in (pickle.dumps, copy.deepcopy):
+            with pytest.raises(TypeError, match="not pickled"):
+                how(one)
 
 
 def _another(value: Any) -> Any:
