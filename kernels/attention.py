@@ -125,6 +125,7 @@ def products_for(head_dim: int, device: torch.device) -> Chosen:
     """
     key = (head_dim, device, torch.get_num_threads())
     if key not in _CHOSEN:
+        torch.zeros(KEY_TILE, device=device).exp_()  # alone: threads that call it first together may choose differently
         proven = (rows for rows in QUERY_ROWS if agrees(Products, head_dim, *rows, device))
         rows = next(proven, None)
         _CHOSEN[key] = (Products, *rows) if rows else (FixedProducts, FIXED_ROWS, FIXED_ROWS)
