@@ -15,6 +15,7 @@ import torch
 
 import leftfold
 from leftfold.attaching import Delivery
+from leftfold.cache import cache_root
 from leftfold.engine import Engine
 from leftfold.errors import ConfigurationError
 from leftfold.events import EventLog, LogError, LogLocked, SnapshotPassedOver, TornTail
@@ -27,7 +28,7 @@ from leftfold.executor.models.llama import KVMemory
 from leftfold.executor.torch_executor import DTYPES, TorchExecutor, resolve_dtype, resolve_quantization
 from leftfold.executor.weights import LoadedModel, load
 from leftfold.fsm import Config, ConfigError
-from leftfold.hub import ResolvedModel, cache_root, resolve
+from leftfold.hub import ResolvedModel, resolve
 from leftfold.identity import check_beginning, check_model, identity
 from leftfold.keeping import Keeper, KeptLog, NoLog
 from leftfold.kernels.attention import SCORE_BYTES

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from zlib import crc32
 
+from leftfold.cache import cache_root
+
 ROOMS = ("events", "executor", "fsm", "replay", "replay/fuzzing")
 """Folders of what is compiled, and of what that takes its types from."""
 
@@ -51,9 +53,7 @@ def folder(source: Path | None = None) -> Path:
 
     It is named by a hash of all that the code depends on. Raises `OSError` or `RuntimeError` where there is none.
     """
-    named = os.environ.get("LEFTFOLD_CACHE")
-    root = Path(named).expanduser() if named else Path.home() / ".cache" / "leftfold"
-    return root / "compiled" / _digest(source or Path(__file__).parent)
+    return cache_root() / "compiled" / _digest(source or Path(__file__).parent)
 
 
 def sources(package: Path) -> list[Path]:

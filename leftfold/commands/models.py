@@ -12,7 +12,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from leftfold.hub import DEFAULT_MODEL, cache_root, list_cached
+    from leftfold.cache import cache_root
+    from leftfold.hub import DEFAULT_MODEL, list_cached
 
     models = list_cached()
     if args.json:
