@@ -144,6 +144,7 @@ def test_what_is_damaged_is_not_used(
     ],
 )
 def test_where_it_cannot_be_compiled_one_line_says_why_and_nothing_is_left(
+    machine_code: Path,
     name: str,
     value: str,
     says: str,
